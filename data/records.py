@@ -1,0 +1,315 @@
+"""TFRecords of pre-training instances into batches: shuffled by a seed, split over workers, and from any step on.
+
+Files are read in blocks of 256 records. An epoch puts all blocks into a random order, and shuffles the records of
+each 64 neighbouring ones together (a window, some 15 MB). Which records a step sees so follows from the seed and
+the number of the step alone, and to start at a step one window is read, and nothing that came before it.
+"""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from data.metadata import RECORDS_PER_BLOCK, SUFFIX, load_metadata
+from data.tfrecord import RecordError, read_records
+
+_BLOCKS_PER_WINDOW = 64
+_PARALLEL_BATCHES = 4
+_BATCHES_AHEAD = 8
+
+
+class Block(NamedTuple):
+    """A run of records in a file."""
+
+    file: str
+    offset: int  # in bytes
+    first: int  # number of its first record
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFiles:
+    """Files of records and where their blocks are."""
+
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def open(cls, files: Sequence[str], corrupt: "CorruptRecords | None" = None) -> "RecordFiles":
+        """Finds the blocks: from the metadata beside each file, or by going from record to record.
+
+        Args:
+            files: names of files.
+            corrupt: what becomes of a file that is cut short, or is longer or shorter than its metadata says.
+        """
+        corrupt = corrupt or CorruptRecords(skip=False)
+        blocks = []
+        for file in files:
+            if not file.endswith(SUFFIX):  # a glob like `out-*` takes them in
+                blocks += _find_blocks(file, corrupt)
+        if not blocks:
+            raise RecordError(f"There is not a single record in {', '.join(files)}.")
+        return cls(tuple(blocks))
+
+    @property
+    def num_records(self) -> int:
+        return sum(block.count for block in self.blocks)
+
+
+def _find_blocks(file: str, corrupt: "CorruptRecords") -> list[Block]:
+    metadata = load_metadata(file)
+    if metadata and (size := tf.io.gfile.stat(file).length) != metadata.num_bytes:
+        corrupt.found(f"{file} has {size} bytes, but had {metadata.num_bytes} when it was written.", records=0)
+        metadata = None
+    if metadata:
+        offsets, num_records = metadata.block_offsets, metadata.num_records
+    else:
+        starts = _record_starts(file, corrupt)
+        offsets, num_records = starts[::RECORDS_PER_BLOCK], len(starts)
+    return [
+        Block(file, offset, first, min(RECORDS_PER_BLOCK, num_records - first))
+        for offset, first in zip(offsets, range(0, num_records, RECORDS_PER_BLOCK), strict=True)
+    ]
+
+
+def _record_starts(file: str, corrupt: "CorruptRecords") -> list[int]:
+    starts: list[int] = []
+    with tf.io.gfile.GFile(file, "rb") as stream:
+        try:
+            starts.extend(record.offset for record in read_records(stream, file, check=False))
+        except RecordError as error:  # nothing behind it can be found
+            corrupt.found(str(error))
+    return starts
+
+
+class CorruptRecords:
+    """Decides what becomes of records that cannot be read: an error, or a count."""
+
+    def __init__(self, skip: bool, silent: bool = False):
+        self.skip = skip
+        self.silent = silent
+        self.count = 0
+
+    def found(self, message: str, records: int = 1) -> None:
+        if not self.skip:
+            raise RecordError(f"{message} Make the file again, or leave such records out with --skip_corrupt_records.")
+        self.count += records
+        if self.silent:
+            return
+        logging.getLogger(__name__).warning("%s Skipped; %d records so far.", message, self.count)
+
+
+def read_block(block: Block, corrupt: CorruptRecords) -> list[bytes | None]:
+    """The records of a block; None for one that cannot be read, if that is allowed."""
+    records: list[bytes | None] = []
+    with tf.io.gfile.GFile(block.file, "rb") as stream:
+        stream.seek(block.offset)
+        reader = read_records(stream, block.file, first=block.first)
+        for number in range(block.first, block.first + block.count):
+            try:
+                record = next(reader)
+            except RecordError as error:  # nothing behind it in this block can be found
+                lost = block.first + block.count - number
+                corrupt.found(str(error), records=lost)
+                return records + [None] * lost
+            if record.data is None:
+                where = f"{block.file}: record {number} (at byte {record.offset})"
+                corrupt.found(f"{where} is damaged: its checksum does not fit.")
+            records.append(record.data)
+    return records
+
+
+def shuffled_records(
+    files: RecordFiles, seed: int, start: int = 0, corrupt: CorruptRecords | None = None
+) -> Iterator[bytes]:
+    """Records without end, each epoch in another order that follows from `seed`, from the `start`-th on."""
+    corrupt = corrupt or CorruptRecords(skip=False)
+    epoch, position = divmod(start, files.num_records)
+    with ThreadPoolExecutor(1) as reader:  # the next window is read while this one is used
+        windows = _windows(files, seed, epoch, position)
+        window, skip, rng = next(windows)
+        pending = reader.submit(_read_window, window, rng, corrupt)
+        while True:
+            records, skip_now = pending.result(), skip
+            window, skip, rng = next(windows)
+            pending = reader.submit(_read_window, window, rng, corrupt)
+            yield from records[skip_now:]
+
+
+def _windows(files: RecordFiles, seed: int, epoch: int, position: int):
+    """Yields windows: (blocks, how many of their shuffled records to pass over, their random numbers)."""
+    while True:
+        order = np.random.default_rng([seed, epoch]).permutation(len(files.blocks))
+        for first in range(0, len(order), _BLOCKS_PER_WINDOW):
+            window = [files.blocks[i] for i in order[first : first + _BLOCKS_PER_WINDOW]]
+            count = sum(block.count for block in window)
+            if position >= count:
+                position -= count
+                continue
+            yield window, position, np.random.default_rng([seed, epoch, 1 + first])
+            position = 0
+        epoch += 1
+
+
+def _read_window(window: list[Block], rng: np.random.Generator, corrupt: CorruptRecords) -> list[bytes]:
+    records = [record for block in window for record in read_block(block, corrupt)]
+    whole = [record for record in records if record is not None]
+    if not whole:
+        raise RecordError(f"None of {len(records)} records in {window[0].file} and after can be read.")
+    # Another record takes the place of one that cannot be read, so that what a step sees stays where it is.
+    order = rng.permutation(len(records))
+    return [records[i] if records[i] is not None else whole[i % len(whole)] for i in order]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFormat:
+    """Lengths of the features of a record."""
+
+    max_seq_length: int
+    max_predictions_per_seq: int
+    masking: str = "static"  # "dynamic" records hold no masked positions
+
+    @classmethod
+    def of(cls, files: RecordFiles) -> "RecordFormat":
+        """Reads the format off the first record of each file, and sees that all are alike."""
+        formats = {
+            block.file: found
+            for block in files.blocks
+            if block.first == 0 and (found := cls._of_block(block)) is not None
+        }
+        if not formats:
+            raise RecordError(f"{files.blocks[0].file} does not hold a single record that can be read.")
+        first_file, first = next(iter(formats.items()))
+        for file, found in formats.items():
+            if found != first:
+                raise RecordError(
+                    f"{file} and {first_file} do not go together: the one holds {found}, the other {first}."
+                )
+        return first
+
+    @classmethod
+    def _of_block(cls, block: Block) -> "RecordFormat | None":
+        """None where no record of the block can be read; whoever reads it for its content will say so."""
+        corrupt = CorruptRecords(skip=True, silent=True)
+        for part in (block._replace(count=1), block):  # the first record will do, if it can be read
+            if whole := [record for record in read_block(part, corrupt) if record is not None]:
+                break
+        else:
+            return None
+        try:
+            features = tf.train.Example.FromString(whole[0]).features.feature
+        except Exception as error:  # of the protobuf library, which has several
+            raise RecordError(f"{block.file} does not hold tf.Examples: {error}.") from error
+        if "input_ids" not in features:
+            raise RecordError(f"{block.file} is not pre-training data: its features are {sorted(features)}.")
+        predictions = len(features["masked_lm_positions"].int64_list.value)
+        return cls(len(features["input_ids"].int64_list.value), predictions, "static" if predictions else "dynamic")
+
+    def check_masker(self, file: str, masker) -> None:
+        if self.masking == "dynamic" and masker is None:
+            raise ValueError(f"{file} holds records without masks (--masking=dynamic): they need a masker.")
+        if self.masking == "static" and masker is not None:
+            raise ValueError(f"{file} holds records with masks: a masker would mask them again.")
+
+    def check(self, file: str, max_seq_length: int, max_predictions_per_seq: int) -> None:
+        """Raises where flags ask for other lengths, and says which."""
+        for flag, found, wanted in (
+            ("max_seq_length", self.max_seq_length, max_seq_length),
+            ("max_predictions_per_seq", self.max_predictions_per_seq, max_predictions_per_seq),
+        ):
+            if found != wanted and (flag == "max_seq_length" or self.masking == "static"):
+                raise ValueError(
+                    f"{file} holds records made with --{flag}={found}, but --{flag} is {wanted}. Use --{flag}={found}, "
+                    "or make other records."
+                )
+
+    def parse(self, records) -> dict[str, tf.Tensor]:
+        """string [B] -> dict of int32 [B, T], [B, P] and [B, 1], and float32 [B, P] for the weights."""
+        features = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), self.max_seq_length)
+        features["next_sentence_labels"] = 1
+        if self.masking == "static":
+            features |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), self.max_predictions_per_seq)
+        spec = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in features.items()}
+        if self.masking == "static":
+            spec["masked_lm_weights"] = tf.io.FixedLenFeature([self.max_predictions_per_seq], tf.float32)
+        parsed = tf.io.parse_example(records, spec)
+        # Accelerators want int32, as in the original.
+        return {name: tf.cast(t, tf.int32) if t.dtype == tf.int64 else t for name, t in parsed.items()}
+
+
+def training_batches(
+    files: RecordFiles,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    worker: int = 0,
+    num_workers: int = 1,
+    masker=None,
+    corrupt: CorruptRecords | None = None,
+) -> tf.data.Dataset:
+    """Batches without end for training.
+
+    Args:
+        files: what to read.
+        batch_size: sequences in a batch of all workers together.
+        seed: decides the order, and the masks of dynamic masking.
+        start_step: the first step to give batches for.
+        worker, num_workers: which part of every batch to give.
+        masker: a `DynamicMasker` for records without masks.
+        corrupt: what becomes of records that cannot be read.
+    """
+    if batch_size % num_workers:
+        raise ValueError(f"A batch of {batch_size} cannot be shared evenly by {num_workers} workers.")
+    share = batch_size // num_workers
+    record_format = RecordFormat.of(files)
+    record_format.check_masker(files.blocks[0].file, masker)
+
+    def batches() -> Iterator[tuple[int, list[bytes]]]:
+        records = shuffled_records(files, seed, start_step * batch_size, corrupt)
+        for step in itertools.count(start_step):
+            batch = list(itertools.islice(records, batch_size))
+            yield step, batch[worker * share : (worker + 1) * share]
+
+    def prepare(step, records) -> dict[str, tf.Tensor]:
+        batch = record_format.parse(records)
+        # A seed of its own for each step and worker: a resumed run meets the masks it would have met.
+        return masker(batch, tf.stack([seed, step * num_workers + worker])) if masker else batch
+
+    return _prepared_ahead(batches, prepare, rows=share)
+
+
+def evaluation_batches(
+    files: RecordFiles, batch_size: int, masker=None, seed: int = 0, corrupt: CorruptRecords | None = None
+) -> tf.data.Dataset:
+    """All records once, in their order; the last batch may be smaller. Masks, where made here, are always the same."""
+    corrupt = corrupt or CorruptRecords(skip=False)
+    record_format = RecordFormat.of(files)
+    record_format.check_masker(files.blocks[0].file, masker)
+
+    def batches() -> Iterator[tuple[int, list[bytes]]]:
+        records = (r for block in files.blocks for r in read_block(block, corrupt) if r is not None)
+        for number in itertools.count():
+            if not (batch := list(itertools.islice(records, batch_size))):
+                return
+            yield number, batch
+
+    def prepare(number, records) -> dict[str, tf.Tensor]:
+        batch = record_format.parse(records)
+        return masker(batch, tf.stack([seed, number])) if masker else batch
+
+    return _prepared_ahead(batches, prepare, rows=None)
+
+
+def _prepared_ahead(batches, prepare, rows: int | None) -> tf.data.Dataset:
+    """Numbered batches of `rows` records, parsed in parallel some steps before they are needed."""
+    signature = tf.TensorSpec([], tf.int32), tf.TensorSpec([rows], tf.string)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    dataset = dataset.map(prepare, num_parallel_calls=_PARALLEL_BATCHES).prefetch(_BATCHES_AHEAD)
+    options = tf.data.Options()
+    # Its thread sleeps for up to a minute at a time, and whoever lets go of an iterator waits until it wakes.
+    options.autotune.enabled = False
+    return dataset.with_options(options)

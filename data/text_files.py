@@ -1,0 +1,68 @@
+"""Where text comes from: files by name or glob, plain or gzip, and sets of tensorflow-datasets."""
+
+import glob
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import tqdm
+
+# Examples of a set of tensorflow-datasets that go into one text, which can be a shard.
+_DOCUMENTS_PER_TEXT = 10_000
+
+
+def find_files(patterns: str, flag: str) -> list[str]:
+    """The files that a comma-separated list of globs names: in the order of the list, each pattern's by name.
+
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+    """
+    files = []
+    for pattern in patterns.split(","):
+        found = sorted(path for path in glob.glob(pattern) if Path(path).is_file())
+        if not found:
+            raise FileNotFoundError(f"No file matches {pattern!r} of --{flag}.")
+        files += found
+    return files
+
+
+def read_lines(path: str) -> Iterator[bytes]:
+    """Lines of a text file, plain or gzip (.gz); a line ends at "\\n" and nowhere else."""
+    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+        try:
+            yield from file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}.") from error
+
+
+def write_texts(tfds_name: str, split: str, text_key: str, data_dir: str | None, directory: str) -> list[str]:
+    """Writes a set of tensorflow-datasets as texts: an empty line between examples, their lines as they are."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(tfds_name, data_dir=data_dir)
+    if text_key not in builder.info.features:
+        raise ValueError(
+            f"{tfds_name} has no feature {text_key!r} (--tfds_text_key). It has: {', '.join(builder.info.features)}."
+        )
+    builder.download_and_prepare()
+    stem = f"{tfds_name.replace('/', '-').replace(':', '-')}-{split}"
+    paths: list[str] = []
+    text: list[bytes] = []
+    examples = tfds.as_numpy(builder.as_dataset(split=split))
+    for example in tqdm.tqdm(examples, desc=f"Reading {tfds_name}", unit=" documents"):
+        lines = [line for line in example[text_key].split(b"\n") if line.strip()]  # an empty one would end the document
+        text.append(b"\n".join(lines) + b"\n\n")
+        if len(text) >= _DOCUMENTS_PER_TEXT:
+            _write_text(paths, directory, stem, text)
+    if text:
+        _write_text(paths, directory, stem, text)
+    if not paths:
+        raise ValueError(f"The split {split!r} of {tfds_name} has no examples.")
+    return paths
+
+
+def _write_text(paths: list[str], directory: str, stem: str, text: list[bytes]) -> None:
+    paths.append(str(Path(directory) / f"{stem}-{len(paths):05d}.txt"))
+    Path(paths[-1]).write_bytes(b"".join(text))
+    text.clear()

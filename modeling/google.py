@@ -1,0 +1,114 @@
+"""Google's checkpoint format: `bert_model.ckpt.index` beside `bert_model.ckpt.data-00000-of-00001`.
+
+The names of the variables are the paths of ours (see layers.py), so there is nothing to translate.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from modeling.errors import CheckpointError
+
+CHECKPOINT_NAME = "bert_model.ckpt"
+
+
+def read_variables(path: str | Path) -> dict[str, np.ndarray]:
+    """All variables of a checkpoint but the state of its optimizer, by name."""
+    prefix = find_checkpoint(path)
+    reader = _open(prefix)
+    names = sorted(name for name in reader.get_variable_to_shape_map() if not _is_optimizer_state(name))
+    if "_CHECKPOINTABLE_OBJECT_GRAPH" in names:
+        raise CheckpointError(
+            f"{prefix} was written by tf.train.Checkpoint, whose names depend on the program that wrote it. Load it "
+            "there, and save its weights in one of the formats of BERT."
+        )
+    return {name: _read(reader, name, prefix) for name in names}
+
+
+def write_variables(variables: Mapping[str, np.ndarray], prefix: str | Path) -> None:
+    """Writes a checkpoint of named arrays: aside first, then moved into place, the index last.
+
+    Without an index the data is not a checkpoint, so a reader meets the old one, none, or the new one, but no half one.
+    """
+    prefix = Path(prefix)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{prefix.name}.", dir=prefix.parent) as aside:
+        names = sorted(variables)
+        tf.raw_ops.SaveV2(
+            prefix=os.path.join(aside, prefix.name),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tf.convert_to_tensor(variables[name]) for name in names],
+        )
+        prefix.with_name(prefix.name + ".index").unlink(missing_ok=True)
+        for name in sorted(os.listdir(aside)):  # ".data…" sorts before ".index"
+            os.replace(os.path.join(aside, name), prefix.parent / name)
+
+
+def find_checkpoint(path: str | Path) -> str:
+    """The prefix of the checkpoint that a person means.
+
+    Args:
+        path: the prefix itself (`…/bert_model.ckpt`), one of its files (`….index`), or a directory with
+            `bert_model.ckpt`, with the `checkpoint` file that TensorFlow leaves in its output, or with a single
+            checkpoint of any name.
+
+    Raises:
+        CheckpointError: there is none, or more than one.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _find_in_directory(path)
+    prefix = path
+    if path.suffix == ".index" or path.suffix.startswith(".data-"):
+        prefix = path.with_suffix("")
+    if prefix.with_name(prefix.name + ".index").is_file():
+        return str(prefix)
+    if not prefix.parent.is_dir():
+        raise CheckpointError(f"There is no checkpoint {prefix}: the directory {prefix.parent} does not exist.")
+    there = sorted(index.name.removesuffix(".index") for index in prefix.parent.glob("*.index"))
+    raise CheckpointError(
+        f"There is no checkpoint {prefix}: {prefix.name}.index is not in {prefix.parent}. "
+        + (f"Checkpoints there: {', '.join(there)}." if there else "There is no checkpoint in that directory.")
+    )
+
+
+def _find_in_directory(directory: Path) -> str:
+    if (directory / f"{CHECKPOINT_NAME}.index").is_file():
+        return str(directory / CHECKPOINT_NAME)
+    if latest := tf.train.latest_checkpoint(str(directory)):
+        return latest
+    prefixes = sorted(str(index.with_suffix("")) for index in directory.glob("*.index"))
+    if not prefixes:
+        raise CheckpointError(f"There is no checkpoint in {directory}: no file there ends in .index.")
+    if len(prefixes) > 1:
+        raise CheckpointError(f"There are several checkpoints in {directory}; name one of: {', '.join(prefixes)}.")
+    return prefixes[0]
+
+
+def _open(prefix: str):
+    try:
+        return tf.train.load_checkpoint(prefix)
+    except (tf.errors.OpError, ValueError) as error:
+        raise CheckpointError(_damaged(prefix, error)) from error
+
+
+def _read(reader, name: str, prefix: str) -> np.ndarray:
+    try:
+        return reader.get_tensor(name)
+    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
+        raise CheckpointError(_damaged(prefix, error, name)) from error
+
+
+def _damaged(prefix: str, error: Exception, name: str = "") -> str:
+    what = f"{name} in {prefix}" if name else prefix
+    reason = str(error).split("\n")[0]
+    return f"{what} cannot be read: {reason} The file is damaged or cut short: fetch or copy the checkpoint again."
+
+
+def _is_optimizer_state(name: str) -> bool:
+    return name == "global_step" or name.endswith(("/adam_m", "/adam_v", "/lamb_m", "/lamb_v"))

@@ -1,0 +1,301 @@
+"""The layers of the encoder. Their names nest as the variable scopes of the original did.
+
+A layer named "self" inside one named "attention" inside "layer_0" holds the variable
+`bert/encoder/layer_0/attention/self/query/kernel`, which is its name in Google's checkpoints. So that this holds in
+whatever model a layer ends up, the outermost layer builds all of its variables when it is constructed.
+
+Axes, in comments beside tensors:
+    B  batch          T  length of the sequence (F where it is the side that attends, T the side attended to)
+    H  hidden size    N  attention heads    D  size of a head    I  intermediate size
+"""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from modeling.config import BertConfig
+
+# Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
+# without any real token attends evenly to everything instead of being NaN.
+MASK_PENALTY = -10000.0
+
+
+def activation(name: str):
+    """The function behind a `hidden_act` of `BertConfig`."""
+    functions = {
+        "gelu": tanh_gelu,
+        "gelu_erf": lambda x: tf.nn.gelu(x, approximate=False),
+        "relu": tf.nn.relu,
+        "tanh": tf.tanh,
+        "silu": tf.nn.silu,
+        "linear": tf.identity,
+    }
+    return functions[name]
+
+
+def tanh_gelu(x):
+    """Google's gelu, x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), by way of 1 + tanh(z) = 2 sigmoid(2z)."""
+    return x * tf.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def dropout(x, rate: float, seed):
+    """Zeroes elements of `x` with probability `rate` and scales up the rest; `seed=None` leaves `x` as it is.
+
+    The mask depends on nothing but `seed` (int32 [2]). A layer whose activations are recomputed in the backward pass
+    so meets the same mask again, and a resumed run the masks of the one it continues. The draw is made in float32 even
+    in half precision, where a grid of few uniform values would shift the rate (to 0.1016 in bfloat16).
+    """
+    if seed is None or rate == 0.0:
+        return x
+    kept = tf.random.stateless_uniform(tf.shape(x), seed) >= rate
+    return tf.where(kept, x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
+
+
+class LayerNorm(keras.layers.Layer):
+    """Shifts and scales each vector to mean 0 and variance 1, then by what was learned.
+
+    Computed as the original did, `x * scale + (beta - mean * scale)`: other orders of the same arithmetic drift away
+    from its numbers two to three times as fast. In half precision everything here is float32.
+    """
+
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(name="LayerNorm", **kwargs)
+        self.epsilon = config.layer_norm_eps
+        self.wide_dtype = keras.backend.result_type(self.compute_dtype, "float32")
+
+    def build(self, input_shape):
+        self.gamma = self.add_weight(name="gamma", shape=input_shape[-1:], initializer="ones", autocast=False)
+        self.beta = self.add_weight(name="beta", shape=input_shape[-1:], initializer="zeros", autocast=False)
+
+    def call(self, x):
+        """[..., H] -> [..., H]."""
+        x = tf.cast(x, self.wide_dtype)
+        mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)  # [..., 1]
+        normed = tf.nn.batch_normalization(x, mean, variance, self.beta, self.gamma, self.epsilon)
+        return tf.cast(normed, self.compute_dtype)
+
+
+class Embeddings(keras.layers.Layer):
+    """Sum of word, segment and position embeddings, normalised."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self.initializer = initializer
+        self.norm = LayerNorm(config, dtype=self.dtype_policy)
+
+    def build(self, input_shape=None):
+        hidden = self.config.hidden_size
+        self.word_embeddings = self.add_weight(
+            name="word_embeddings", shape=(self.config.vocab_size, hidden), initializer=self.initializer
+        )
+        self.token_type_embeddings = self.add_weight(
+            name="token_type_embeddings", shape=(self.config.type_vocab_size, hidden), initializer=self.initializer
+        )
+        self.position_embeddings = self.add_weight(
+            name="position_embeddings",
+            shape=(self.config.max_position_embeddings, hidden),
+            initializer=self.initializer,
+        )
+        self.norm.build((None, None, hidden))
+
+    def call(self, input_ids, segment_ids, dropout_seed=None):
+        """int [B, T] twice -> float [B, T, H]."""
+        words = tf.gather(tf.convert_to_tensor(self.word_embeddings), input_ids)  # [B, T, H]
+        # Few segments and many tokens: a matmul with one-hot rows has a dense and cheap gradient, as in the original.
+        one_hot = tf.one_hot(segment_ids, self.config.type_vocab_size, dtype=self.compute_dtype)  # [B, T, types]
+        segments = tf.matmul(one_hot, tf.convert_to_tensor(self.token_type_embeddings))  # [B, T, H]
+        positions = self.position_embeddings[: tf.shape(input_ids)[1]]  # [T, H]
+        return dropout(self.norm(words + segments + positions), self.config.hidden_dropout_prob, dropout_seed)
+
+
+class SelfAttention(keras.layers.Layer):
+    """Each position takes a mean of the values of all positions, weighted by how well its query fits their keys."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        dense = {"units": config.hidden_size, "kernel_initializer": initializer, "dtype": self.dtype_policy}
+        self.query = keras.layers.Dense(name="query", **dense)
+        self.key = keras.layers.Dense(name="key", **dense)
+        self.value = keras.layers.Dense(name="value", **dense)
+
+    def build(self, input_shape):
+        for dense in (self.query, self.key, self.value):
+            dense.build(input_shape)
+
+    def call(self, hidden, mask_penalty, dropout_seed=None):
+        """Attends.
+
+        Args:
+            hidden: float [B, T, H].
+            mask_penalty: float [B, 1, 1, T] (or [B, 1, F, T]), added to the scores.
+            dropout_seed: seed of the dropout on the probabilities, or None.
+
+        Returns:
+            The weighted values, [B, F, H], and the probabilities before dropout, [B, N, F, T].
+        """
+        query, key, value = (self._split_heads(dense(hidden)) for dense in (self.query, self.key, self.value))
+        scores = tf.einsum("BFND,BTND->BNFT", query, key) * self.config.head_size**-0.5
+        # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
+        score_dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        probabilities = tf.nn.softmax(tf.cast(scores, score_dtype) + tf.cast(mask_penalty, score_dtype))  # [B, N, F, T]
+        probabilities = tf.cast(probabilities, self.compute_dtype)
+        dropped = dropout(probabilities, self.config.attention_probs_dropout_prob, dropout_seed)
+        context = tf.einsum("BNFT,BTND->BFND", dropped, value)
+        return tf.reshape(context, tf.shape(hidden)), probabilities
+
+    def _split_heads(self, x):
+        """[B, T, H] -> [B, T, N, D]."""
+        shape = tf.shape(x)
+        return tf.reshape(x, [shape[0], shape[1], self.config.num_attention_heads, self.config.head_size])
+
+
+class ResidualOutput(keras.layers.Layer):
+    """A projection to the hidden size, dropped out, added to what went around the block, and normalised."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self.dense = keras.layers.Dense(
+            config.hidden_size, kernel_initializer=initializer, dtype=self.dtype_policy, name="dense"
+        )
+        self.norm = LayerNorm(config, dtype=self.dtype_policy)
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+        self.norm.build((None, None, self.config.hidden_size))
+
+    def call(self, x, residual, dropout_seed=None):
+        """[B, T, H or I], [B, T, H] -> [B, T, H]."""
+        return self.norm(dropout(self.dense(x), self.config.hidden_dropout_prob, dropout_seed) + residual)
+
+
+class Attention(keras.layers.Layer):
+    """Self-attention and its residual output."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.attend = SelfAttention(config, initializer, dtype=self.dtype_policy, name="self")
+        self.project = ResidualOutput(config, initializer, dtype=self.dtype_policy, name="output")
+
+    def build(self, input_shape):
+        self.attend.build(input_shape)
+        self.project.build(input_shape)
+
+    def call(self, hidden, mask_penalty, dropout_seeds=(None, None)):
+        context, probabilities = self.attend(hidden, mask_penalty, dropout_seeds[0])
+        return self.project(context, hidden, dropout_seeds[1]), probabilities
+
+
+class Intermediate(keras.layers.Layer):
+    """The wide layer between two attentions."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(
+            config.intermediate_size, kernel_initializer=initializer, dtype=self.dtype_policy, name="dense"
+        )
+        self.activation = activation(config.hidden_act)
+
+    def build(self, input_shape):
+        self.dense.build(input_shape)
+
+    def call(self, hidden):
+        """[B, T, H] -> [B, T, I]."""
+        return self.activation(self.dense(hidden))
+
+
+class TransformerLayer(keras.layers.Layer):
+    """One block of the encoder: attention, then two dense layers, each normalised after its residual sum."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.config = config
+        self.attention = Attention(config, initializer, dtype=self.dtype_policy, name="attention")
+        self.intermediate = Intermediate(config, initializer, dtype=self.dtype_policy, name="intermediate")
+        self.project = ResidualOutput(config, initializer, dtype=self.dtype_policy, name="output")
+
+    def build(self, input_shape):
+        self.attention.build(input_shape)
+        self.intermediate.build(input_shape)
+        self.project.build((*input_shape[:-1], self.config.intermediate_size))
+
+    def call(self, hidden, mask_penalty, dropout_seeds=(None, None, None)):
+        """[B, T, H] -> [B, T, H] and the attention probabilities [B, N, F, T]."""
+        attended, probabilities = self.attention(hidden, mask_penalty, dropout_seeds[:2])
+        return self.project(self.intermediate(attended), attended, dropout_seeds[2]), probabilities
+
+
+class TransformerStack(keras.layers.Layer):
+    """The blocks one after another, with their activations kept or, to save memory, computed again when needed."""
+
+    def __init__(self, config: BertConfig, initializer, recompute: bool, **kwargs):
+        super().__init__(**kwargs)
+        self.recompute = recompute
+        self.blocks = [
+            TransformerLayer(config, initializer, dtype=self.dtype_policy, name=f"layer_{i}")
+            for i in range(config.num_hidden_layers)
+        ]
+
+    def build(self, input_shape):
+        for block in self.blocks:
+            block.build(input_shape)
+
+    def call(self, hidden, mask_penalty, dropout_seeds=None, return_attention=False):
+        """Runs the blocks.
+
+        Args:
+            hidden: float [B, T, H].
+            mask_penalty: float [B, 1, 1, T].
+            dropout_seeds: int [layers, 3, 2], three seeds a block, or None for no dropout.
+            return_attention: keep the probabilities too; the blocks are then not recomputed.
+
+        Returns:
+            The outputs of the blocks, a list of [B, T, H], and their probabilities, a list of [B, N, F, T] or empty.
+        """
+        outputs, attention = [], []
+        for i, block in enumerate(self.blocks):
+            seeds = (None, None, None) if dropout_seeds is None else tuple(tf.unstack(dropout_seeds[i], num=3))
+            if self.recompute and not return_attention:
+                hidden = _recomputed(block)(hidden, mask_penalty, seeds)
+            else:
+                hidden, probabilities = block(hidden, mask_penalty, seeds)
+                if return_attention:
+                    attention.append(probabilities)
+            outputs.append(hidden)
+        return outputs, attention
+
+
+class Pooler(keras.layers.Layer):
+    """One vector for the sequence: a tanh layer on its first token, [CLS]."""
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = keras.layers.Dense(
+            config.hidden_size,
+            activation="tanh",
+            kernel_initializer=initializer,
+            dtype=self.dtype_policy,
+            name="dense",
+        )
+
+    def build(self, input_shape):
+        self.dense.build((None, input_shape[-1]))
+
+    def call(self, sequence_output):
+        """[B, T, H] -> [B, H]."""
+        return self.dense(sequence_output[:, 0])
+
+
+def _recomputed(block: TransformerLayer):
+    """`block` as a function that keeps only its input and runs a second time in the backward pass."""
+
+    def run(hidden, mask_penalty, seeds):
+        # The seeds come in by closure and not as arguments: a gradient tape refuses to watch integers.
+        return tf.recompute_grad(lambda hidden, mask_penalty: block(hidden, mask_penalty, seeds)[0])(
+            hidden, mask_penalty
+        )
+
+    return run

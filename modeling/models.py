@@ -1,0 +1,147 @@
+"""The encoder with a head: one class a task family, a dict of int tensors in, logits out.
+
+Axes in comments: B batch, T sequence length, C choices, P masked positions a sequence, V vocabulary size, L labels.
+"""
+
+import keras
+import tensorflow as tf
+
+from modeling.config import BertConfig
+from modeling.encoder import BertEncoder, weight_initializer
+from modeling.heads import LinearHead, MaskedLMHead
+
+# Dropout before a classifier, fixed in the original's scripts whatever the config says.
+CLASSIFIER_DROPOUT = 0.1
+
+
+class TaskModel(keras.Model):
+    """What all tasks share: an encoder, an initializer for the head, and how to save it.
+
+    Args:
+        config, recompute, seed, dtype: see `BertEncoder`.
+    """
+
+    def __init__(self, config: BertConfig, recompute: bool = False, seed=None, dtype=None, **kwargs):
+        super().__init__(dtype=dtype, **kwargs)
+        self.config = config
+        self.encoder = BertEncoder(config, recompute=recompute, seed=seed, dtype=self.dtype_policy)
+        # Seeded one beside the encoder's, so that the head does not start as a copy of the embeddings.
+        self.head_initializer = weight_initializer(
+            config, keras.random.SeedGenerator(None if seed is None else seed + 1)
+        )
+        self.built = True
+
+    def split_dropout_seed(self, training, dropout_seed):
+        """Seeds for the encoder and for the head: (None, None) when there is nothing to drop."""
+        if not training:
+            return None, None
+        dropout_seed = self.encoder.next_dropout_seed() if dropout_seed is None else dropout_seed
+        return tuple(tf.unstack(tf.random.experimental.stateless_split(dropout_seed, 2), num=2))
+
+    def get_config(self):
+        config = {"config": self.config.to_dict(), "recompute": self.encoder.recompute, "seed": self.encoder.seed}
+        return super().get_config() | config
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config | {"config": BertConfig.from_dict(config["config"])})
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class PretrainingModel(TaskModel):
+    """Masked words and next sentences."""
+
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, **kwargs)
+        self.masked_lm = MaskedLMHead(config, self.head_initializer, dtype=self.dtype_policy)
+        self.next_sentence = LinearHead(
+            config,
+            self.head_initializer,
+            units=2,
+            scope=("cls", "seq_relationship"),
+            dtype=self.dtype_policy,
+            name="seq_relationship",
+        )
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder and `masked_lm_positions` [B, P] -> dict of logits [B, P, V] and [B, 2]."""
+        outputs = self.encoder(inputs, training=training, dropout_seed=dropout_seed)
+        table = tf.convert_to_tensor(self.encoder.embedding_table)
+        positions = tf.cast(inputs["masked_lm_positions"], tf.int32)
+        return {
+            "masked_lm_logits": self.masked_lm(outputs["sequence_output"], positions, table),
+            "next_sentence_logits": self.next_sentence(outputs["pooled_output"]),
+        }
+
+
+class _LabelModel(TaskModel):
+    """A classifier with dropout on some output of the encoder."""
+
+    def __init__(self, config: BertConfig, num_labels: int, **kwargs):
+        super().__init__(config, **kwargs)
+        self.num_labels = num_labels
+        self.classifier = LinearHead(
+            config,
+            self.head_initializer,
+            units=num_labels,
+            dropout_rate=CLASSIFIER_DROPOUT,
+            dtype=self.dtype_policy,
+            name="classifier",
+        )
+
+    def classify(self, output_name, inputs, training, dropout_seed):
+        encoder_seed, head_seed = self.split_dropout_seed(training, dropout_seed)
+        outputs = self.encoder(inputs, training=training, dropout_seed=encoder_seed)
+        return self.classifier(outputs[output_name], head_seed)
+
+    def get_config(self):
+        return super().get_config() | {"num_labels": self.num_labels}
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class SentenceModel(_LabelModel):
+    """One label for a sentence or a pair of them; with a single label, one number (regression)."""
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder -> logits [B, L]."""
+        return self.classify("pooled_output", inputs, training, dropout_seed)
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class TokenModel(_LabelModel):
+    """One label for each token."""
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder -> logits [B, T, L]."""
+        return self.classify("sequence_output", inputs, training, dropout_seed)
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class ChoiceModel(_LabelModel):
+    """One score for each of several continuations."""
+
+    def __init__(self, config: BertConfig, num_labels: int = 1, **kwargs):
+        super().__init__(config, num_labels=num_labels, **kwargs)
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder, each [B, C, T] -> logits [B, C]."""
+        batch, choices, length = tf.unstack(tf.shape(inputs["input_ids"]), num=3)
+        flat = {name: tf.reshape(tensor, [batch * choices, length]) for name, tensor in inputs.items()}
+        return tf.reshape(self.classify("pooled_output", flat, training, dropout_seed), [batch, choices])
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class SpanModel(TaskModel):
+    """Where an answer starts and where it ends."""
+
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, **kwargs)
+        self.span = LinearHead(
+            config, self.head_initializer, units=2, scope=("cls", "squad"), dtype=self.dtype_policy, name="squad"
+        )
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder -> dict of logits [B, T] for the start and for the end."""
+        outputs = self.encoder(inputs, training=training, dropout_seed=dropout_seed)
+        start_logits, end_logits = tf.unstack(self.span(outputs["sequence_output"]), num=2, axis=-1)
+        return {"start_logits": start_logits, "end_logits": end_logits}

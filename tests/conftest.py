@@ -1,0 +1,30 @@
+"""Where test data lies. Golden files were made by running the original release on text written for this project."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parent / "testdata" / "golden"
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Larger data that is not part of the project; tests that want it are skipped where it is missing."""
+    if not SHARED.is_dir():
+        pytest.skip("needs the shared data beside the project")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def golden_batch(golden) -> dict[str, np.ndarray]:
+    """The batch behind forward.npz and training.npz."""
+    arrays = np.load(golden / "model" / "forward.npz")
+    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+    return {name: arrays[name] for name in (*names, "next_sentence_labels")}

@@ -1,0 +1,81 @@
+import io
+
+import pytest
+import tensorflow as tf
+
+from data.tfrecord import AtomicRecordWriter, ExampleEncoder, RecordError, read_records
+
+RECORDS = [b"one", b"", b"three" * 100]
+
+
+@pytest.fixture
+def path(tmp_path):
+    with AtomicRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for record in RECORDS:
+            writer.write(record)
+    return writer.path
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return [record.data for record in read_records(file, "a.tfrecord")]
+
+
+def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(path, tmp_path):
+    assert list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()) == RECORDS
+    with tf.io.TFRecordWriter(str(tmp_path / "tf.tfrecord")) as writer:
+        for record in RECORDS:
+            writer.write(record)
+    assert read(tmp_path / "tf.tfrecord") == RECORDS
+    assert (tmp_path / "tf.tfrecord").read_bytes() == path.read_bytes()
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(path):
+    before = path.read_bytes()
+
+    class DiskFull(OSError):
+        pass
+
+    with pytest.raises(DiskFull), AtomicRecordWriter(path) as writer:
+        writer.write(b"new")
+        raise DiskFull
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["a.tfrecord"]
+
+
+def test_every_truncation_is_found(path):
+    data = path.read_bytes()
+    bounds = {0, 19, 35, len(data)}
+    for size in range(len(data)):
+        file = io.BytesIO(data[:size])
+        if size in bounds:
+            list(read_records(file, "a.tfrecord"))
+        else:
+            with pytest.raises(RecordError, match=r"a\.tfrecord: record [012] \(at byte (0|19|35)\)"):
+                list(read_records(file, "a.tfrecord"))
+
+
+def test_every_flipped_bit_is_found(path):
+    data = path.read_bytes()
+    for position in range(60):
+        for bit in (0, 7):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            try:
+                found = [record.data for record in read_records(io.BytesIO(bytes(damaged)), "a.tfrecord")]
+            except RecordError:
+                continue  # a length that cannot be trusted
+            assert found.count(None) == 1
+
+
+def test_examples_are_those_of_tensorflow():
+    encoder = ExampleEncoder(70_000)
+    data = encoder.example(
+        encoder.numbers("ids", [1, 127, 128, 16_384, 70_000], padding=2),
+        encoder.repeated("mask", (1, 3), (0, 2)),
+        encoder.ones("weights", 2, padding=1),
+    )
+    features = tf.train.Example.FromString(data).features.feature
+    assert list(features["ids"].int64_list.value) == [1, 127, 128, 16_384, 70_000, 0, 0]
+    assert list(features["mask"].int64_list.value) == [1, 1, 1, 0, 0]
+    assert list(features["weights"].float_list.value) == [1.0, 1.0, 0.0]

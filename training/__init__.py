@@ -1,0 +1,1 @@
+"""The loop: strategy, optimizer, schedule, checkpoints, resume."""

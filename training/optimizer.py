@@ -1,0 +1,155 @@
+"""The original's optimizer and its schedule. Both quirks that later versions "fixed" are kept, each with a switch."""
+
+import re
+
+import keras
+import tensorflow as tf
+
+# Variables that are not pulled towards zero, by their path: the original's list.
+NO_DECAY = ("LayerNorm", "layer_norm", "bias")
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class AdamWeightDecay(keras.optimizers.Optimizer):
+    """Adam with weight decay beside the gradient, as BERT was trained.
+
+    One step, for each variable w with the gradient g:
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g^2
+        w = w - learning_rate * (m / (sqrt(v) + epsilon) + weight_decay_rate * w)
+
+    Args:
+        learning_rate: a number or a schedule, see `WarmupLinearDecay`.
+        weight_decay_rate: how strongly weights are pulled towards zero.
+        no_decay: patterns; a variable whose path matches one of them is not pulled.
+        bias_correction: divide m and v by what their zero start makes them too small, as Adam was published. The
+            original leaves it out, so its first steps are up to three times as long; small data sets then fail to
+            train from some seeds.
+        global_clipnorm: all gradients are scaled down together to at most this norm. Gradients of embeddings are
+            made dense first, so that a word that occurs twice counts as one row, as on the original's TPUs.
+        clip_each_replica: clip in every replica before gradients are summed, as the original did on TPUs. Otherwise the
+            sum is clipped, and the result does not depend on the number of replicas.
+    """
+
+    def __init__(
+        self,
+        learning_rate=5e-5,
+        weight_decay_rate: float = 0.01,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        no_decay: tuple[str, ...] = NO_DECAY,
+        bias_correction: bool = False,
+        global_clipnorm: float | None = 1.0,
+        clip_each_replica: bool = False,
+        name: str = "adam_weight_decay",
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, name=name, **kwargs)
+        self.weight_decay_rate = weight_decay_rate
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.no_decay = tuple(no_decay)
+        self.bias_correction = bias_correction
+        self.clip_each_replica = clip_each_replica
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self.adam_m, self.adam_v = self.add_optimizer_variables(variables, ["adam_m", "adam_v"])
+        self.decays = [
+            not any(re.search(pattern, variable.path) for pattern in self.no_decay) for variable in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        adam_m, adam_v = self.adam_m[index], self.adam_v[index]
+        gradient = tf.cast(gradient, variable.dtype)
+        learning_rate = tf.cast(learning_rate, variable.dtype)
+
+        m = self.beta_1 * adam_m + (1.0 - self.beta_1) * gradient
+        v = self.beta_2 * adam_v + (1.0 - self.beta_2) * tf.square(gradient)
+        self.assign(adam_m, m)
+        self.assign(adam_v, v)
+        if self.bias_correction:
+            step = tf.cast(self.iterations + 1, variable.dtype)
+            m = m / (1.0 - tf.pow(self.beta_1, step))
+            v = v / (1.0 - tf.pow(self.beta_2, step))
+        update = m / (tf.sqrt(v) + self.epsilon)
+        if self.decays[index]:
+            update += self.weight_decay_rate * variable
+        self.assign_sub(variable, learning_rate * update)
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([_dense(gradient) for gradient in grads], trainable_variables)
+
+    # Keras clips before it sums over replicas. These two hooks move the clipping behind the sum.
+
+    def _clip_gradients(self, grads):
+        return super()._clip_gradients(grads) if self.clip_each_replica else grads
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        grads_and_vars = super()._all_reduce_sum_gradients(grads_and_vars)
+        if self.clip_each_replica:
+            return grads_and_vars
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        return list(zip(super()._clip_gradients(gradients), variables, strict=True))
+
+    def get_config(self):
+        return super().get_config() | {
+            "weight_decay_rate": self.weight_decay_rate,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "no_decay": self.no_decay,
+            "bias_correction": self.bias_correction,
+            "clip_each_replica": self.clip_each_replica,
+        }
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Up in a line from 0, then down in a line to 0 at the last step.
+
+    Args:
+        learning_rate: the peak that the warm-up aims at.
+        num_train_steps: where the rate reaches 0.
+        num_warmup_steps: how long it rises; the first step, number 0, moves nothing.
+        continuous: descend from the peak. The original counts the descent from step 0, so that the rate drops
+            where the warm-up ends, to 0.9 of the peak after a tenth of the steps.
+    """
+
+    def __init__(self, learning_rate: float, num_train_steps: int, num_warmup_steps: int = 0, continuous: bool = False):
+        if num_train_steps < 1 or num_warmup_steps < 0:
+            raise ValueError(
+                "There must be at least one training step and no fewer than 0 warm-up steps, but num_train_steps is "
+                f"{num_train_steps} and num_warmup_steps is {num_warmup_steps}."
+            )
+        self.peak = learning_rate
+        self.num_train_steps = num_train_steps
+        self.num_warmup_steps = num_warmup_steps
+        self.continuous = continuous
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        warmup, total = float(self.num_warmup_steps), float(self.num_train_steps)
+        left = tf.maximum(total - step, 0.0)
+        decayed = self.peak * left / (max(total - warmup, 1.0) if self.continuous else total)
+        warming = self.peak * step / max(warmup, 1.0)
+        return tf.where(step < warmup, warming, decayed)
+
+    def get_config(self):
+        return {
+            "learning_rate": self.peak,
+            "num_train_steps": self.num_train_steps,
+            "num_warmup_steps": self.num_warmup_steps,
+            "continuous": self.continuous,
+        }
+
+
+def _dense(gradient):
+    """Gathers give gradients row by row; Adam's averages move every row of the table at each step anyway."""
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
