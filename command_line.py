@@ -8,6 +8,8 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+from training.stopping import RUN_AGAIN_EXIT_CODE, RunAgain
+
 # TensorFlow tells a page about its start before the first line of ours. Set here, since it reads it when imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -17,7 +19,8 @@ _DEBUG = flags.DEFINE_bool("debug", False, "Whether an error shows where in the 
 def run(main) -> None:
     """Runs a script: `main()` without arguments, its flags parsed.
 
-    Exit codes: 0, all went well; 1, a mistake in flags or files, told in one message on standard error.
+    Exit codes: 0, all went well; 1, a mistake in flags or files, told in one message on standard error; 75, told to
+    stop: everything is saved, and the same command continues.
     """
 
     def guarded(arguments: list[str]) -> None:
@@ -27,6 +30,9 @@ def run(main) -> None:
             raise app.UsageError(f"Not a flag: {arguments[1]!r}. Flags start with --.")
         try:
             main()
+        except RunAgain as stopped:
+            print(f"{arguments[0]}: {stopped}", file=sys.stderr)
+            sys.exit(RUN_AGAIN_EXIT_CODE)
         except Exception as error:
             if _DEBUG.value or not (message := _message(error)):
                 raise

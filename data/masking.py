@@ -106,3 +106,23 @@ class DynamicMasker:
         positions = tf.sort(keys, axis=1)[:, : self._options.max_predictions_per_seq]
         is_real = positions < length
         return tf.where(is_real, positions, 0), tf.cast(is_real, tf.float32)
+
+
+def left_to_right(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Turns a batch with masks into one of an ordinary language model: each position is to tell the next piece.
+
+    What the masks hid is put back. The features keep their names, so that the same model and the same loss serve both;
+    `masked_lm_positions` are then all positions but the last, P = T - 1.
+    """
+    ids, positions = batch["input_ids"], batch["masked_lm_positions"]  # [B, T], [B, P]
+    rows = tf.tile(tf.range(tf.shape(ids)[0])[:, tf.newaxis], [1, tf.shape(positions)[1]])  # [B, P]
+    is_real = batch["masked_lm_weights"] > 0
+    hidden = tf.boolean_mask(tf.stack([rows, positions], axis=-1), is_real)
+    ids = tf.tensor_scatter_nd_update(ids, hidden, tf.boolean_mask(batch["masked_lm_ids"], is_real))
+    mask = batch["input_mask"]
+    return batch | {
+        "input_ids": ids,
+        "masked_lm_positions": tf.zeros_like(ids)[:, :-1] + tf.range(ids.shape[1] - 1),
+        "masked_lm_ids": ids[:, 1:],
+        "masked_lm_weights": tf.cast(mask[:, :-1] * mask[:, 1:], tf.float32),
+    }

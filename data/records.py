@@ -8,7 +8,8 @@ the number of the step alone, and to start at a step one window is read, and not
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from data.tfrecord import RecordError, read_records
 _BLOCKS_PER_WINDOW = 64
 _PARALLEL_BATCHES = 4
 _BATCHES_AHEAD = 8
+
+# Stands for rows that fill up the last batch of an evaluation. No record is empty.
+_FILLER = b""
 
 
 class Block(NamedTuple):
@@ -262,52 +266,124 @@ def training_batches(
         masker: a `DynamicMasker` for records without masks.
         corrupt: what becomes of records that cannot be read.
     """
-    if batch_size % num_workers:
-        raise ValueError(f"A batch of {batch_size} cannot be shared evenly by {num_workers} workers.")
-    share = batch_size // num_workers
+    share = _share(batch_size, num_workers)
     record_format = RecordFormat.of(files)
     record_format.check_masker(files.blocks[0].file, masker)
 
-    def batches() -> Iterator[tuple[int, list[bytes]]]:
-        records = shuffled_records(files, seed, start_step * batch_size, corrupt)
-        for step in itertools.count(start_step):
+    def batches(first_step: int) -> Iterator[list[bytes]]:
+        records = shuffled_records(files, seed, first_step * batch_size, corrupt)
+        while True:
             batch = list(itertools.islice(records, batch_size))
-            yield step, batch[worker * share : (worker + 1) * share]
+            yield batch[worker * share : (worker + 1) * share]
 
     def prepare(step, records) -> dict[str, tf.Tensor]:
         batch = record_format.parse(records)
         # A seed of its own for each step and worker: a resumed run meets the masks it would have met.
         return masker(batch, tf.stack([seed, step * num_workers + worker])) if masker else batch
 
-    return _prepared_ahead(batches, prepare, rows=share)
+    steps = tf.data.Dataset.range(start_step, np.iinfo(np.int32).max)
+    return _prepared_ahead(steps, batches, prepare, rows=share)
 
 
 def evaluation_batches(
-    files: RecordFiles, batch_size: int, masker=None, seed: int = 0, corrupt: CorruptRecords | None = None
+    files: RecordFiles,
+    batch_size: int,
+    worker: int = 0,
+    num_workers: int = 1,
+    masker=None,
+    seed: int = 0,
+    corrupt: CorruptRecords | None = None,
 ) -> tf.data.Dataset:
-    """All records once, in their order; the last batch may be smaller. Masks, where made here, are always the same."""
+    """All records once, in their order. Masks, where made here, are always the same.
+
+    All batches are of one size: the last is filled up with rows that do not count, which is to say that their
+    `row_weights`, float [B], are 0, and so are their `masked_lm_weights`.
+
+    Args: see `training_batches`.
+    """
+    share = _share(batch_size, num_workers)
     corrupt = corrupt or CorruptRecords(skip=False)
+    first_record = _first_record(files)
     record_format = RecordFormat.of(files)
     record_format.check_masker(files.blocks[0].file, masker)
 
-    def batches() -> Iterator[tuple[int, list[bytes]]]:
+    def batches(first: int) -> Iterator[list[bytes]]:
         records = (r for block in files.blocks for r in read_block(block, corrupt) if r is not None)
-        for number in itertools.count():
-            if not (batch := list(itertools.islice(records, batch_size))):
-                return
-            yield number, batch
+        records = itertools.islice(records, first * batch_size, None)
+        while True:
+            batch = list(itertools.islice(records, batch_size))
+            batch += [_FILLER] * (batch_size - len(batch))
+            yield batch[worker * share : (worker + 1) * share]
 
     def prepare(number, records) -> dict[str, tf.Tensor]:
-        batch = record_format.parse(records)
-        return masker(batch, tf.stack([seed, number])) if masker else batch
+        is_real = records != _FILLER  # [B]
+        batch = record_format.parse(tf.where(is_real, records, first_record))
+        if masker:
+            batch = masker(batch, tf.stack([seed, number * num_workers + worker]))
+        weights = tf.cast(is_real, tf.float32)
+        return batch | {
+            "row_weights": weights,
+            "masked_lm_weights": batch["masked_lm_weights"] * weights[:, tf.newaxis],
+        }
 
-    return _prepared_ahead(batches, prepare, rows=None)
+    numbers = tf.data.Dataset.range(num_evaluation_batches(files, batch_size))
+    return _prepared_ahead(numbers, batches, prepare, rows=share)
 
 
-def _prepared_ahead(batches, prepare, rows: int | None) -> tf.data.Dataset:
-    """Numbered batches of `rows` records, parsed in parallel some steps before they are needed."""
-    signature = tf.TensorSpec([], tf.int32), tf.TensorSpec([rows], tf.string)
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+def num_evaluation_batches(files: RecordFiles, batch_size: int) -> int:
+    return -(-files.num_records // batch_size)
+
+
+def _share(batch_size: int, num_workers: int) -> int:
+    if batch_size % num_workers:
+        raise ValueError(f"A batch of {batch_size} cannot be shared evenly by {num_workers} workers.")
+    return batch_size // num_workers
+
+
+def _first_record(files: RecordFiles) -> bytes:
+    """Some record that can be read."""
+    anyhow = CorruptRecords(skip=True, silent=True)
+    for block in files.blocks:
+        for part in (block._replace(count=1), block):
+            if whole := [record for record in read_block(part, anyhow) if record is not None]:
+                return whole[0]
+    raise RecordError(f"No record in {files.blocks[0].file} and after can be read.")
+
+
+class _ByNumber:
+    """Batches by their number: in order it goes on reading, and at any other number it starts there anew."""
+
+    def __init__(self, batches: Callable[[int], Iterator[list[bytes]]]):
+        self._batches_from = batches
+        self._next = None
+        self._lock = threading.Lock()
+
+    def __call__(self, number) -> np.ndarray:
+        number = int(number)
+        with self._lock:
+            if number != self._next:
+                self._batches = self._batches_from(number)
+            self._next = None  # in case it fails
+            batch = np.array(next(self._batches), dtype=object)
+            self._next = number + 1
+        return batch
+
+
+def _prepared_ahead(numbers: tf.data.Dataset, batches, prepare, rows: int) -> tf.data.Dataset:
+    """Numbered batches of `rows` records, parsed in parallel some steps before they are needed.
+
+    Not by `Dataset.from_generator`: under Python 3.11 that tells the C library to give every block of memory above
+    128 kB back to the system at once, for the whole process, and training on a CPU then spends a third of its time on
+    page faults.
+    """
+    read = _ByNumber(batches)
+
+    def with_records(number):
+        records = tf.numpy_function(read, [number], tf.string)
+        records.set_shape([rows])
+        return tf.cast(number, tf.int32), records
+
+    dataset = numbers.map(with_records)
     dataset = dataset.map(prepare, num_parallel_calls=_PARALLEL_BATCHES).prefetch(_BATCHES_AHEAD)
     options = tf.data.Options()
     # Its thread sleeps for up to a minute at a time, and whoever lets go of an iterator waits until it wakes.

@@ -31,6 +31,9 @@ _HUGGING_FACE_ACTIVATIONS = {
 }
 ACTIVATIONS = tuple(_GOOGLE_ACTIVATIONS)
 
+# Which positions a position sees: all, or itself and those to its left.
+ATTENTIONS = ("bidirectional", "causal")
+
 # A file with any of these keys was written by Hugging Face's library.
 _HUGGING_FACE_MARKS = frozenset({"model_type", "architectures", "transformers_version", "_name_or_path", "torch_dtype"})
 
@@ -62,7 +65,6 @@ _HARMLESS_KEYS = _HUGGING_FACE_MARKS | {
 # Keys that change the network into one that is not BERT's, with the only value that leaves it alone.
 _REQUIRED_VALUES = {
     "position_embedding_type": "absolute",
-    "is_decoder": False,
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
 }
@@ -105,6 +107,7 @@ class BertConfig:
     type_vocab_size: int = 16
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    attention: str = "bidirectional"  # "causal": left to right, for the paper's ablation
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # keys we do not know, kept
 
     def __post_init__(self):
@@ -120,6 +123,8 @@ class BertConfig:
                 raise ValueError(f"{key} must be a number above 0, but is {value!r}.")
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}, but is {self.hidden_act!r}.")
+        if self.attention not in ATTENTIONS:
+            raise ValueError(f"attention must be one of {', '.join(ATTENTIONS)}, but is {self.attention!r}.")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size must be a multiple of num_attention_heads, but {self.hidden_size} is not one of "
@@ -181,6 +186,9 @@ class BertConfig:
         elif from_hugging_face:
             values["hidden_act"] = "gelu_erf"
 
+        if values.pop("is_decoder", False):  # Hugging Face's name for it
+            values["attention"] = "causal"
+
         fields = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         extra = {key: value for key, value in values.items() if key not in fields}
         if unknown := sorted(set(extra) - _HARMLESS_KEYS - set(_REQUIRED_VALUES)):
@@ -193,6 +201,8 @@ class BertConfig:
         Marks of a Hugging Face file are left out: with them, "gelu" would be read as the exact form again.
         """
         known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "extra"}
+        if self.attention == "bidirectional":
+            del known["attention"]  # what Google's files mean without saying it
         kept = {key: value for key, value in self.extra.items() if key not in _HUGGING_FACE_MARKS}
         return kept | known
 

@@ -89,8 +89,7 @@ class BertEncoder(keras.Model):
             seeds = tf.random.experimental.stateless_split(dropout_seed, 1 + 3 * self.config.num_hidden_layers)
             embedding_seed, block_seeds = seeds[0], tf.reshape(seeds[1:], [self.config.num_hidden_layers, 3, 2])
 
-        # [B, 1, 1, T]: the same penalty for every head and every position that attends.
-        mask_penalty = (1.0 - tf.cast(input_mask, self.compute_dtype))[:, tf.newaxis, tf.newaxis, :] * MASK_PENALTY
+        mask_penalty = self._mask_penalty(input_mask)
         embedding_output = self.embeddings(input_ids, segment_ids, embedding_seed)  # [B, T, H]
         all_layers, attention = self.encoder(
             embedding_output, mask_penalty, block_seeds, return_attention=return_attention
@@ -102,6 +101,14 @@ class BertEncoder(keras.Model):
             "embedding_output": embedding_output,
         }
         return outputs | {"attention_probs": attention} if return_attention else outputs
+
+    def _mask_penalty(self, input_mask):
+        """[B, T] -> [B, 1, 1, T], for every head and position that attends; [B, 1, F, T] when attention is causal."""
+        is_seen = tf.cast(input_mask, self.compute_dtype)[:, tf.newaxis, tf.newaxis, :]
+        if self.config.attention == "causal":
+            length = tf.shape(input_mask)[1]
+            is_seen *= tf.linalg.band_part(tf.ones([length, length], self.compute_dtype), -1, 0)
+        return (1.0 - is_seen) * MASK_PENALTY
 
     def _check_length(self, input_ids):
         """Refuses sequences beyond the learned positions: at once where the length is known, else when it runs."""

@@ -16,11 +16,13 @@ from modeling.errors import CheckpointError
 CHECKPOINT_NAME = "bert_model.ckpt"
 
 
-def read_variables(path: str | Path) -> dict[str, np.ndarray]:
-    """All variables of a checkpoint but the state of its optimizer, by name."""
+def read_variables(path: str | Path, with_optimizer: bool = False) -> dict[str, np.ndarray]:
+    """All variables of a checkpoint by name; the state of its optimizer only if asked for."""
     prefix = find_checkpoint(path)
     reader = _open(prefix)
-    names = sorted(name for name in reader.get_variable_to_shape_map() if not _is_optimizer_state(name))
+    names = sorted(
+        name for name in reader.get_variable_to_shape_map() if with_optimizer or not _is_optimizer_state(name)
+    )
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in names:
         raise CheckpointError(
             f"{prefix} was written by tf.train.Checkpoint, whose names depend on the program that wrote it. Load it "
@@ -46,7 +48,17 @@ def write_variables(variables: Mapping[str, np.ndarray], prefix: str | Path) -> 
         )
         prefix.with_name(prefix.name + ".index").unlink(missing_ok=True)
         for name in sorted(os.listdir(aside)):  # ".data…" sorts before ".index"
+            _flush(os.path.join(aside, name))
             os.replace(os.path.join(aside, name), prefix.parent / name)
+
+
+def _flush(path: str) -> None:
+    """Waits until a file is on the disk: a name that outlives a power cut must not stand for half a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def find_checkpoint(path: str | Path) -> str:

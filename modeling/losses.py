@@ -5,6 +5,9 @@ Axes in comments: B batch, T sequence length, P masked positions a sequence, V v
 
 import tensorflow as tf
 
+# The original's guard against a batch without any masked position; it lowers the loss by a hair.
+MASKED_LM_GUARD = 1e-5
+
 
 def masked_lm_loss(logits, masked_lm_ids, masked_lm_weights):
     """Mean over the positions that were really masked.
@@ -14,10 +17,9 @@ def masked_lm_loss(logits, masked_lm_ids, masked_lm_weights):
         masked_lm_ids: int [B, P], the words that stood there.
         masked_lm_weights: [B, P], 1 where a position counts, 0 where it only fills up the row.
     """
-    losses = _cross_entropy(logits, masked_lm_ids)  # [B, P]
+    losses = cross_entropy(logits, masked_lm_ids)  # [B, P]
     weights = tf.cast(masked_lm_weights, tf.float32)
-    # The original's guard against a batch without any masked position; it lowers the loss by a hair.
-    return tf.reduce_sum(losses * weights) / (tf.reduce_sum(weights) + 1e-5)
+    return tf.reduce_sum(losses * weights) / (tf.reduce_sum(weights) + MASKED_LM_GUARD)
 
 
 def next_sentence_loss(logits, next_sentence_labels):
@@ -27,7 +29,7 @@ def next_sentence_loss(logits, next_sentence_labels):
 
 def classification_loss(logits, label_ids):
     """Mean over the batch. Logits [B, L], labels int [B]; also for choices, with one logit a choice."""
-    return tf.reduce_mean(_cross_entropy(logits, label_ids))
+    return tf.reduce_mean(cross_entropy(logits, label_ids))
 
 
 def regression_loss(logits, targets):
@@ -39,7 +41,7 @@ def regression_loss(logits, targets):
 def token_loss(logits, label_ids, label_weights):
     """Mean over the tokens that carry a label. Logits [B, T, L], labels int [B, T], weights [B, T]."""
     weights = tf.cast(label_weights, tf.float32)
-    return tf.math.divide_no_nan(tf.reduce_sum(_cross_entropy(logits, label_ids) * weights), tf.reduce_sum(weights))
+    return tf.math.divide_no_nan(tf.reduce_sum(cross_entropy(logits, label_ids) * weights), tf.reduce_sum(weights))
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):
@@ -47,6 +49,6 @@ def span_loss(start_logits, end_logits, start_positions, end_positions):
     return (classification_loss(start_logits, start_positions) + classification_loss(end_logits, end_positions)) / 2.0
 
 
-def _cross_entropy(logits, label_ids):
-    """[..., L], int [...] -> [...]."""
+def cross_entropy(logits, label_ids):
+    """One loss a label: [..., L], int [...] -> [...]."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=label_ids, logits=tf.cast(logits, tf.float32))

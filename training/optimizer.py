@@ -1,4 +1,7 @@
-"""The original's optimizer and its schedule. Both quirks that later versions "fixed" are kept, each with a switch."""
+"""The original's optimizer, its schedule, and LAMB for large batches.
+
+Both quirks of the original that later versions "fixed" are kept, each with a switch.
+"""
 
 import re
 
@@ -30,7 +33,11 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             made dense first, so that a word that occurs twice counts as one row, as on the original's TPUs.
         clip_each_replica: clip in every replica before gradients are summed, as the original did on TPUs. Otherwise the
             sum is clipped, and the result does not depend on the number of replicas.
+        skip_nonfinite: leave everything as it is where a gradient is infinite or NaN, as happens in float16. It is the
+            global norm that tells, so this needs `global_clipnorm`.
     """
+
+    slot_names = ("adam_m", "adam_v")
 
     def __init__(
         self,
@@ -43,10 +50,13 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         bias_correction: bool = False,
         global_clipnorm: float | None = 1.0,
         clip_each_replica: bool = False,
+        skip_nonfinite: bool = False,
         name: str = "adam_weight_decay",
         **kwargs,
     ):
         super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, name=name, **kwargs)
+        if skip_nonfinite and (global_clipnorm is None or clip_each_replica):
+            raise ValueError("skip_nonfinite needs a global_clipnorm, and the gradients clipped after they are summed.")
         self.weight_decay_rate = weight_decay_rate
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -54,15 +64,24 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         self.no_decay = tuple(no_decay)
         self.bias_correction = bias_correction
         self.clip_each_replica = clip_each_replica
+        self.skip_nonfinite = skip_nonfinite
 
     def build(self, variables):
         if self.built:
             return
         super().build(variables)
-        self.adam_m, self.adam_v = self.add_optimizer_variables(variables, ["adam_m", "adam_v"])
+        self.adam_m, self.adam_v = self.add_optimizer_variables(variables, list(self.slot_names))
+        self.variable_paths = [variable.path for variable in variables]
         self.decays = [
             not any(re.search(pattern, variable.path) for pattern in self.no_decay) for variable in variables
         ]
+
+    def named_state(self) -> dict[str, keras.Variable]:
+        """All that a restart needs, under the names of the original's training checkpoints."""
+        state = {"global_step": self.iterations}
+        for slot, variables in zip(self.slot_names, (self.adam_m, self.adam_v), strict=True):
+            state |= {f"{path}/{slot}": v for path, v in zip(self.variable_paths, variables, strict=True)}
+        return state
 
     def update_step(self, gradient, variable, learning_rate):
         index = self._get_variable_index(variable)
@@ -72,6 +91,9 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
 
         m = self.beta_1 * adam_m + (1.0 - self.beta_1) * gradient
         v = self.beta_2 * adam_v + (1.0 - self.beta_2) * tf.square(gradient)
+        if self.skip_nonfinite:
+            keep = tf.math.is_nan(tf.reshape(gradient, [-1])[0])  # clipping has then made all gradients NaN
+            m, v = tf.where(keep, adam_m, m), tf.where(keep, adam_v, v)
         self.assign(adam_m, m)
         self.assign(adam_v, v)
         if self.bias_correction:
@@ -81,7 +103,14 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         update = m / (tf.sqrt(v) + self.epsilon)
         if self.decays[index]:
             update += self.weight_decay_rate * variable
+        update *= self.trust(variable, update)
+        if self.skip_nonfinite:
+            update = tf.where(keep, tf.zeros_like(update), update)
         self.assign_sub(variable, learning_rate * update)
+
+    def trust(self, variable, update):
+        """What the step of one variable is multiplied with."""
+        return 1.0
 
     def apply(self, grads, trainable_variables=None):
         super().apply([_dense(gradient) for gradient in grads], trainable_variables)
@@ -107,7 +136,32 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             "no_decay": self.no_decay,
             "bias_correction": self.bias_correction,
             "clip_each_replica": self.clip_each_replica,
+            "skip_nonfinite": self.skip_nonfinite,
         }
+
+
+@keras.saving.register_keras_serializable(package="bert")
+class Lamb(AdamWeightDecay):
+    """LAMB: the step of each weight matrix is made as long as the matrix times the learning rate.
+
+    It keeps large batches (thousands of sequences) stable. Moments are corrected for their zero start, as published;
+    biases and norms, which have no weight decay, take the step of Adam.
+    """
+
+    slot_names = ("lamb_m", "lamb_v")
+
+    def __init__(self, *args, bias_correction: bool = True, name: str = "lamb", **kwargs):
+        super().__init__(*args, bias_correction=bias_correction, name=name, **kwargs)
+
+    def trust(self, variable, update):
+        if not self.decays[self._get_variable_index(variable)]:
+            return 1.0
+        weight_norm, update_norm = tf.norm(variable), tf.norm(update)
+        is_defined = (weight_norm > 0.0) & (update_norm > 0.0)
+        return tf.where(is_defined, tf.math.divide_no_nan(weight_norm, update_norm), 1.0)
+
+
+OPTIMIZERS = {"adamw": AdamWeightDecay, "lamb": Lamb}
 
 
 @keras.saving.register_keras_serializable(package="bert")

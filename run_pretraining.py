@@ -1,0 +1,222 @@
+"""Pre-trains BERT: TFRecords of create_pretraining_data.py in, a checkpoint out. Example:
+
+    python run_pretraining.py \\
+      --input_file='records/*.tfrecord' --bert_config_file=bert_config.json --output_dir=out \\
+      --do_train --train_batch_size=256 --num_train_steps=100000 --num_warmup_steps=1000 --learning_rate=1e-4 \\
+      --do_eval --eval_file=heldout.tfrecord
+
+The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
+"""
+
+import dataclasses
+import functools
+import logging
+from pathlib import Path
+
+from absl import flags
+
+import command_line
+import training_flags
+from data.masking import left_to_right
+from data.metadata import check_vocab, check_vocab_size
+from data.pretraining_input import PretrainingInput
+from data.text_files import find_files
+from data.tokenization import load_vocab
+from data.vocabulary_checks import check_size
+from modeling.checkpoint import load_checkpoint
+from modeling.config import ATTENTIONS, BertConfig
+from modeling.models import PretrainingModel
+from tasks.pretraining import PretrainingTask
+from training.evaluation import Evaluator, latest_weights, write_results
+from training.loop import check_batch_size, train
+from training.state import write_text
+from training.strategy import is_chief
+
+# Required.
+_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The shape of the network, as JSON.")
+_INPUT_FILE = flags.DEFINE_string("input_file", None, "Records: a comma-separated list of TFRecord files or globs.")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints and figures.")
+
+# Model.
+_INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint",
+    None,
+    "Weights to start from: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of ours.",
+)
+_ATTENTION = flags.DEFINE_enum(
+    "attention",
+    None,
+    list(ATTENTIONS),
+    "causal: each piece sees only those to its left, and every position is trained to tell the next one, as in the "
+    "ablation of the paper. The config decides if this is not set.",
+)
+
+# Data.
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Records to evaluate on; --input_file if not set, as it was.")
+_VOCAB_FILE = flags.DEFINE_string(
+    "vocab_file", None, "The vocabulary of the records: checked, and copied to --output_dir. Dynamic masking needs it."
+)
+_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Length of the sequences in the records.")
+_MAX_PREDICTIONS_PER_SEQ = flags.DEFINE_integer(
+    "max_predictions_per_seq", 20, "The most masked pieces of a sequence in the records."
+)
+_MASKING = flags.DEFINE_enum(
+    "masking",
+    "auto",
+    ["auto", "static", "dynamic"],
+    "Whether records hold masks (static) or are masked anew whenever they are read (dynamic). auto sees which it is.",
+)
+_SKIP_CORRUPT_RECORDS = flags.DEFINE_bool(
+    "skip_corrupt_records", False, "Whether to count records that cannot be read and go on, instead of stopping."
+)
+
+# Training.
+_DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
+_DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate, after training if both.")
+_TRAIN_BATCH_SIZE = flags.DEFINE_integer(
+    "train_batch_size", 32, "Sequences in a step, of all devices together.", lower_bound=1
+)
+_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of the evaluation.", lower_bound=1)
+_NUM_TRAIN_STEPS = flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.", lower_bound=1)
+_NUM_WARMUP_STEPS = flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of the learning rate's rise.", lower_bound=0)
+_MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "The most batches to evaluate on.", lower_bound=1)
+_USE_NEXT_SENTENCE = flags.DEFINE_bool(
+    "use_next_sentence", True, "Whether next sentence prediction is part of the loss; without it, masked words are all."
+)
+
+
+def validate_flags() -> BertConfig:
+    """Refuses what cannot work, before any of it is done."""
+    for flag in (_BERT_CONFIG_FILE, _INPUT_FILE, _OUTPUT_DIR):
+        if not flag.value:
+            raise ValueError(f"--{flag.name} is missing.")
+    if not _DO_TRAIN.value and not _DO_EVAL.value:
+        raise ValueError("At least one of --do_train and --do_eval must be set.")
+    config = BertConfig.from_json_file(_BERT_CONFIG_FILE.value)
+    if _MAX_SEQ_LENGTH.value > config.max_position_embeddings:
+        raise ValueError(
+            f"--max_seq_length={_MAX_SEQ_LENGTH.value} is longer than what the model can learn: "
+            f"max_position_embeddings in {_BERT_CONFIG_FILE.value} is {config.max_position_embeddings}."
+        )
+    return dataclasses.replace(config, attention=_ATTENTION.value) if _ATTENTION.value else config
+
+
+def open_input(pattern: str, flag: str, config: BertConfig) -> PretrainingInput:
+    """Finds records and sees that they fit the model and the flags."""
+    files = find_files(pattern, flag=flag)
+    check_vocab_size(files, config.vocab_size)
+    vocab = None
+    if _VOCAB_FILE.value:
+        vocab = load_vocab(_VOCAB_FILE.value)
+        check_size(vocab, _VOCAB_FILE.value, config.vocab_size)
+        for file in files:
+            check_vocab(file, vocab, _VOCAB_FILE.value)
+    return PretrainingInput.open(
+        files,
+        _MAX_SEQ_LENGTH.value,
+        _MAX_PREDICTIONS_PER_SEQ.value,
+        masking=_MASKING.value,
+        vocab=vocab,
+        skip_corrupt=_SKIP_CORRUPT_RECORDS.value,
+        change=left_to_right if config.attention == "causal" else None,
+    )
+
+
+def main() -> None:
+    config = validate_flags()
+    train_input = open_input(_INPUT_FILE.value, "input_file", config)
+    eval_input = open_input(_EVAL_FILE.value, "eval_file", config) if _EVAL_FILE.value else train_input
+    strategy = training_flags.start()
+    seed = training_flags.seed(_OUTPUT_DIR.value, strategy)
+    task = PretrainingTask(_USE_NEXT_SENTENCE.value)
+    with strategy.scope():
+        model = PretrainingModel(config, **training_flags.model_options(seed))
+        if _INIT_CHECKPOINT.value:
+            logging.info("%s", load_checkpoint(model, _INIT_CHECKPOINT.value))
+    if is_chief(strategy):
+        write_settings(config)
+    evaluator = make_evaluator(strategy, model, task, eval_input)
+    if _DO_TRAIN.value:
+        run_training(strategy, model, task, train_input, seed, config, evaluator)
+    if _DO_EVAL.value:
+        step = _NUM_TRAIN_STEPS.value if _DO_TRAIN.value else load_latest(model)
+        results = evaluator()
+        if is_chief(strategy):
+            write_results(_OUTPUT_DIR.value, results | {"global_step": step})
+
+
+def write_settings(config: BertConfig) -> None:
+    """What the weights need beside them to be used."""
+    output_dir = Path(_OUTPUT_DIR.value)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    write_text(output_dir / "bert_config.json", config.to_json_string())
+    if _VOCAB_FILE.value:
+        write_text(output_dir / "vocab.txt", Path(_VOCAB_FILE.value).read_text(encoding="utf-8"))
+
+
+def make_evaluator(strategy, model, task, eval_input: PretrainingInput) -> Evaluator:
+    check_batch_size(strategy, _EVAL_BATCH_SIZE.value, parts=1, flag="eval_batch_size")
+    return Evaluator(
+        strategy,
+        model,
+        task,
+        functools.partial(eval_input.evaluation_batches, _EVAL_BATCH_SIZE.value),
+        min(_MAX_EVAL_STEPS.value, eval_input.num_evaluation_batches(_EVAL_BATCH_SIZE.value)),
+        training_flags.jit_compile(strategy),
+    )
+
+
+def run_training(strategy, model, task, train_input: PretrainingInput, seed: int, config: BertConfig, evaluator):
+    with strategy.scope():
+        optimizer, loss_scale = training_flags.optimizer_for(model, _NUM_TRAIN_STEPS.value, _NUM_WARMUP_STEPS.value)
+    train(
+        strategy,
+        model,
+        task,
+        optimizer,
+        functools.partial(train_input.training_batches, _TRAIN_BATCH_SIZE.value, seed),
+        training_flags.loop_options(
+            strategy, _OUTPUT_DIR.value, _NUM_TRAIN_STEPS.value, _TRAIN_BATCH_SIZE.value, _MAX_SEQ_LENGTH.value, seed
+        ),
+        deciding_flags(train_input, seed, config),
+        loss_scale,
+        evaluator,
+    )
+
+
+def deciding_flags(train_input: PretrainingInput, seed: int, config: BertConfig) -> dict:
+    """All that a run cannot change when it is continued, by the flag that says it."""
+    named = (
+        _INIT_CHECKPOINT,
+        _MAX_SEQ_LENGTH,
+        _MAX_PREDICTIONS_PER_SEQ,
+        _TRAIN_BATCH_SIZE,
+        _NUM_TRAIN_STEPS,
+        _NUM_WARMUP_STEPS,
+        _USE_NEXT_SENTENCE,
+        _SKIP_CORRUPT_RECORDS,
+    )
+    return (
+        training_flags.deciding(seed)
+        | {flag.name: flag.value for flag in named}
+        | {
+            "bert_config_file": config.to_dict(),
+            "input_file": f"{len(train_input.names)} files with {train_input.files.num_records} records",
+        }
+    )
+
+
+def load_latest(model: PretrainingModel) -> int:
+    """Takes the weights of the run in --output_dir, if there is one, and says its step; else keeps what it has."""
+    found = latest_weights(_OUTPUT_DIR.value)
+    if found is None and not _INIT_CHECKPOINT.value:
+        raise ValueError(f"There is nothing to evaluate: no run in {_OUTPUT_DIR.value}, and no --init_checkpoint.")
+    if found is None:
+        return 0
+    prefix, step = found
+    logging.info("%s", load_checkpoint(model, prefix))
+    return step
+
+
+if __name__ == "__main__":
+    command_line.run(main)

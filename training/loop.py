@@ -1,0 +1,221 @@
+"""The life of a run: restore or start, train, report, evaluate, save, and stop when told to."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from modeling.checkpoint import save_checkpoint
+from modeling.google import CHECKPOINT_NAME
+from training.loss_scale import DynamicLossScale
+from training.reports import Reports
+from training.state import RunRecord, TrainState, locked, variables_of
+from training.step import Task, TrainStep, distributed
+from training.stopping import RunAgain, StopSignals
+from training.strategy import is_chief
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+    """How a run goes on. Beyond the last digits, nothing here but `seed` changes its numbers."""
+
+    output_dir: str
+    num_train_steps: int
+    batch_size: int
+    seq_length: int
+    seed: int
+    parts: int = 1
+    jit_compile: bool = False
+    steps_per_call: int = 1  # steps on the device before Python hears of them
+    save_every_steps: int = 1000
+    keep_states: int = 5
+    log_every_steps: int = 100
+    eval_every_steps: int = 0  # 0: never
+
+
+def check_batch_size(strategy: tf.distribute.Strategy, batch_size: int, parts: int, flag: str) -> None:
+    """Raises where a batch cannot be shared evenly."""
+    shares = strategy.num_replicas_in_sync * parts
+    if batch_size % shares:
+        raise ValueError(
+            f"--{flag}={batch_size} cannot be shared by {strategy.num_replicas_in_sync} replicas in {parts} parts "
+            f"each: use a multiple of {shares}."
+        )
+
+
+def train(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    task: Task,
+    optimizer,
+    batches_from: Callable[[int, int, int], tf.data.Dataset],
+    options: LoopOptions,
+    flags: Mapping[str, Any],
+    loss_scale: DynamicLossScale | None = None,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+) -> None:
+    """Trains up to the last step, from wherever an earlier run in the same directory got to.
+
+    Args:
+        strategy: under whose scope all the rest was made.
+        model, task, optimizer, loss_scale: see `TrainStep`.
+        batches_from: `(first_step, worker, num_workers)` -> that worker's share of all batches from that step on.
+        options: see there.
+        flags: what decides the numbers of the run. Another run in the same directory has to agree.
+        evaluate: gives figures for TensorBoard and metrics.jsonl, every `eval_every_steps`.
+
+    Raises:
+        RunAgain: a signal came, and everything is saved.
+    """
+    chief = is_chief(strategy)
+    with locked(options.output_dir) if chief else contextlib.nullcontext():
+        state_variables = variables_of(model, optimizer) | (loss_scale.named_state() if loss_scale else {})
+        state = TrainState(options.output_dir, state_variables, options.keep_states)
+        record = RunRecord(options.output_dir)
+        if record.load():
+            record.check(flags)
+        elif chief:
+            record.save(flags)
+        if chief:
+            state.clear_leftovers()
+        step = _restore(state, options)
+        if step < options.num_train_steps:
+            train_step = TrainStep(
+                strategy, model, task, optimizer, options.seed, options.parts, loss_scale, options.jit_compile
+            )
+            iterator = distributed(strategy, lambda worker, workers: batches_from(step, worker, workers))
+            _Loop(strategy, task, optimizer, train_step, state, options, evaluate).run(iterator, step)
+        if chief:
+            save_checkpoint(model, Path(options.output_dir) / CHECKPOINT_NAME)
+
+
+def _restore(state: TrainState, options: LoopOptions) -> int:
+    step = state.restore()
+    log = logging.getLogger(__name__)
+    if step is None:
+        log.info("A new run in %s.", options.output_dir)
+        return 0
+    if step < options.num_train_steps:
+        log.info("Continuing the run in %s from step %d.", options.output_dir, step)
+    else:
+        log.info("The run in %s is done: it has all of its %d steps.", options.output_dir, step)
+    return step
+
+
+class _Loop:
+    """From one step to the last, with all that happens on the way."""
+
+    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate):
+        self._strategy = strategy
+        self._task = task
+        self._optimizer = optimizer
+        self._train_step = train_step
+        self._state = state
+        self._options = options
+        self._evaluate = evaluate
+
+    def run(self, iterator, step: int) -> None:
+        options = self._options
+        reports = Reports(
+            options.output_dir,
+            step,
+            options.num_train_steps,
+            options.batch_size,
+            options.batch_size * options.seq_length,
+            write=is_chief(self._strategy),
+        )
+        totals, last_look, is_first_call = {}, time.monotonic(), True
+        with reports, StopSignals() as signals:
+            while step < options.num_train_steps:
+                until = min(_next_multiple(step, every) for every in self._intervals())
+                num_steps = min(options.steps_per_call, until - step)
+                measured = self._train_step.run(iterator, tf.constant(num_steps))
+                step += num_steps
+                totals = {name: totals.get(name, 0.0) + value for name, value in measured.items()}
+                if is_first_call:  # most of it was tracing and compiling
+                    self._figures(totals, step)
+                    reports.restart_clock(step)
+                    is_first_call = False
+                stop = self._is_any(signals.received)
+                is_saved = stop or self._is_due(step, options.save_every_steps)
+                is_logged = is_saved or self._is_due(step, options.log_every_steps)
+                is_evaluated = self._evaluate and self._is_due(step, options.eval_every_steps)
+                if is_logged or is_evaluated or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
+                    figures = self._figures(totals, step) | reports.speeds(step)
+                    reports.show(step, figures)
+                    last_look = time.monotonic()
+                if is_logged:
+                    reports.store(step, figures)
+                    totals = {}
+                if is_evaluated:
+                    self._tell_evaluation(reports, step)
+                if is_saved and is_chief(self._strategy):
+                    self._state.save(step)
+                if is_logged or is_evaluated:
+                    reports.restart_clock(step)
+                if stop and step < options.num_train_steps:
+                    raise RunAgain(
+                        f"Stopped after step {step} of {options.num_train_steps}, and saved it. Run the same command "
+                        "again to continue."
+                    )
+
+    def _intervals(self) -> list[int]:
+        """Every how many steps something happens; a call to the device does not go beyond."""
+        options = self._options
+        every = [options.save_every_steps, options.log_every_steps, options.eval_every_steps, options.num_train_steps]
+        return [steps for steps in every if steps > 0]
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self._options.num_train_steps)
+
+    def _figures(self, totals, step: int) -> dict[str, float]:
+        """Means since the last report; fetching them waits for the device."""
+        totals = {name: float(value) for name, value in totals.items()}
+        loss = totals["loss"] / totals["steps"]
+        if not math.isfinite(loss):
+            first = step - int(totals["steps"]) + 1
+            raise ValueError(
+                f"The loss became {loss} between step {first} and step {step}; nothing of that was saved. Lower "
+                "--learning_rate, raise --num_warmup_steps, or use --dtype=float32."
+            )
+        figures = {"loss": loss} | self._task.figures(totals)
+        return figures | {"learning_rate": _learning_rate(self._optimizer, step - 1)}
+
+    def _tell_evaluation(self, reports: Reports, step: int) -> None:
+        figures = self._evaluate()
+        reports.store(step, figures, kind="eval")
+        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        reports.say(f"Step {step}, evaluation: {told}")
+
+    def _is_any(self, stop: bool) -> bool:
+        """Whether any worker was told to stop: they have to do so after the same step."""
+        if not isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return stop
+        return bool(_sum_over_workers(self._strategy, tf.constant(float(stop))) > 0.0)
+
+
+@tf.function
+def _sum_over_workers(strategy, value):
+    def of_replica(value):
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    return strategy.experimental_local_results(strategy.run(of_replica, args=(value,)))[0]
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def _learning_rate(optimizer, step: int) -> float:
+    """The rate that a step was made with, counted from 0."""
+    rate = optimizer._learning_rate  # Keras tells only the rate of the step to come
+    return float(rate(step)) if callable(rate) else float(optimizer.learning_rate)

@@ -1,0 +1,128 @@
+"""What a run tells: a bar for whoever watches, metrics.jsonl for programs, TensorBoard for both."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from training.state import write_text
+
+
+class Reports:
+    """Shows and stores the figures of a run.
+
+    Args:
+        output_dir: gets `metrics.jsonl`, and TensorBoard events in `train/` and `eval/`.
+        first_step: where the run starts or goes on. Lines of metrics.jsonl after it are from steps that were lost and
+            will be done again, so they are taken out.
+        num_train_steps: where it ends.
+        sequences_per_step, tokens_per_step: to compute speeds.
+        write: whether this process writes files and shows a bar; only the first of several workers does.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | Path,
+        first_step: int,
+        num_train_steps: int,
+        sequences_per_step: int,
+        tokens_per_step: int,
+        write: bool = True,
+    ):
+        self._output_dir = Path(output_dir)
+        self._write = write
+        self._per_step = {"sequences_per_second": sequences_per_step, "tokens_per_second": tokens_per_step}
+        self._metrics_file = self._output_dir / "metrics.jsonl"
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        if write:
+            self._output_dir.mkdir(parents=True, exist_ok=True)
+            _cut(self._metrics_file, first_step)
+        self._bar = tqdm(
+            total=num_train_steps, initial=first_step, unit=" steps", desc="Training", disable=not write, smoothing=0.1
+        )
+        self._step = first_step
+        self._clock = time.monotonic()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._bar.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def show(self, step: int, figures: Mapping[str, float]) -> None:
+        """Moves the bar."""
+        self._bar.set_postfix({_short(name): _rounded(value) for name, value in figures.items()}, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def store(self, step: int, figures: Mapping[str, float], kind: str = "train") -> None:
+        """Adds a line to metrics.jsonl and points to the curves of TensorBoard."""
+        if not self._write:
+            return
+        if kind not in self._writers:
+            self._writers[kind] = tf.summary.create_file_writer(str(self._output_dir / kind))
+        with self._writers[kind].as_default():
+            for name, value in figures.items():
+                tf.summary.scalar(name, value, step=step)
+        self._writers[kind].flush()
+        with open(self._metrics_file, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+
+    def speeds(self, step: int) -> dict[str, float]:
+        """Per second, since `restart_clock`."""
+        seconds = max(time.monotonic() - self._clock, 1e-9)
+        return {name: count * (step - self._step) / seconds for name, count in self._per_step.items()}
+
+    def restart_clock(self, step: int) -> None:
+        """Starts to measure anew: after a report, and after whatever was not training."""
+        self._step = step
+        self._clock = time.monotonic()
+
+    def say(self, message: str) -> None:
+        """A line above the bar."""
+        if self._write:
+            self._bar.write(message)
+
+
+def read_metrics(output_dir: str | Path, kind: str | None = None) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl, or those of one kind ("train" or "eval")."""
+    lines = (Path(output_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line for line in map(json.loads, lines) if kind in (None, line["kind"])]
+
+
+def _cut(path: Path, last_step: int) -> None:
+    """Takes out lines of later steps, and one that was not written to its end."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line + "\n")
+        except ValueError:  # the end of the file, where the process was killed
+            break
+    write_text(path, "".join(kept))
+
+
+def _short(name: str) -> str:
+    for long, short in (
+        ("masked_lm", "mlm"),
+        ("next_sentence", "nsp"),
+        ("accuracy", "acc"),
+        ("sequences_per_second", "seq/s"),
+        ("tokens_per_second", "tok/s"),
+        ("learning_rate", "lr"),
+    ):
+        name = name.replace(long, short)
+    return name
+
+
+def _rounded(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,163 @@
+"""Everything that a training run is made of, on disk: so that one that was killed goes on as if nothing had happened.
+
+A state is a checkpoint in Google's format, `train_state/step-1000.index` and `….data-…`: the weights, and beside each
+`…/adam_m`, `…/adam_v` and `global_step`, as in the original's own training checkpoints. Which records come next, and
+what dropout draws, follows from the seed and the step, so the step says that too. `train_state/run.json` holds the seed
+and the flags that decide the numbers.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from modeling import google
+from modeling.errors import CheckpointError
+
+_PREFIX = "step-"
+
+
+class TrainState:
+    """Writes and reads states of one output directory.
+
+    Args:
+        output_dir: the directory of the run; states are in `train_state/` in it.
+        variables: name -> variable, all that has to be the same after a restart; `global_step` among them.
+        keep: how many states to keep, the newest ones.
+    """
+
+    def __init__(self, output_dir: str | Path, variables: Mapping[str, Any], keep: int = 5):
+        self.directory = Path(output_dir) / "train_state"
+        self._variables = variables
+        self._keep = keep
+
+    def save(self, step: int) -> None:
+        """Writes the state of a step: aside, then moved into place; then lets go of the oldest."""
+        google.write_variables(
+            {name: _to_numpy(variable) for name, variable in self._variables.items()},
+            self.prefix(step),
+        )
+        for old in self.steps()[: -self._keep]:
+            _delete(self.directory, old)
+
+    def restore(self) -> int | None:
+        """Sets all variables from the newest whole state and says its step; None where there is none yet."""
+        for step in reversed(self.steps()):
+            prefix = self.prefix(step)
+            try:
+                values = google.read_variables(prefix, with_optimizer=True)
+            except CheckpointError as error:
+                logging.getLogger(__name__).warning("Passed over the state of step %d: %s", step, error)
+                continue
+            self._check(values, prefix)
+            for name, variable in self._variables.items():
+                variable.assign(values[name])
+            return step
+        return None
+
+    def steps(self) -> list[int]:
+        """Steps that a state was written for, the oldest first."""
+        names = (path.name.removeprefix(_PREFIX).removesuffix(".index") for path in self.directory.glob("step-*.index"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def clear_leftovers(self) -> None:
+        """Removes what writers that were killed have left behind. Only for whoever holds the lock."""
+        for path in self.directory.glob(f".{_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        whole = {f"{_PREFIX}{step}" for step in self.steps()}
+        for path in self.directory.glob(f"{_PREFIX}*.data-*"):
+            if path.name.split(".data-")[0] not in whole:
+                path.unlink()
+
+    def prefix(self, step: int) -> str:
+        """The checkpoint of a step: any tool that reads Google's format reads it."""
+        return str(self.directory / f"{_PREFIX}{step}")
+
+    def _check(self, values: Mapping[str, np.ndarray], prefix: str) -> None:
+        for name, variable in self._variables.items():
+            found = values[name].shape if name in values else "nothing"
+            if found != (wanted := tuple(variable.shape)):
+                raise CheckpointError(
+                    f"{prefix} is the state of another model: {name} has the shape {wanted} here, and {found} there. "
+                    "Give this run an --output_dir of its own."
+                )
+
+
+def variables_of(model: keras.Model, optimizer) -> dict[str, Any]:
+    """Name -> variable for a model and its optimizer, named as the original named them."""
+    return {variable.path: variable for variable in model.weights} | optimizer.named_state()
+
+
+def _to_numpy(variable) -> np.ndarray:
+    return keras.ops.convert_to_numpy(variable)
+
+
+def _delete(directory: Path, step: int) -> None:
+    (directory / f"{_PREFIX}{step}.index").unlink(missing_ok=True)  # first: without it the data is not a checkpoint
+    for data in directory.glob(f"{_PREFIX}{step}.data-*"):
+        data.unlink()
+
+
+class RunRecord:
+    """The seed and the flags of a run, so that the same command continues it and another one is refused."""
+
+    def __init__(self, output_dir: str | Path):
+        self._path = Path(output_dir) / "train_state" / "run.json"
+
+    def load(self) -> dict[str, Any] | None:
+        try:
+            return json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(f"{self._path} is damaged ({error}): the run cannot be continued.") from error
+
+    def save(self, flags: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self._path, json.dumps(dict(flags), indent=1, sort_keys=True) + "\n")
+
+    def check(self, flags: Mapping[str, Any]) -> None:
+        """Raises where a flag has another value than in the run that is there."""
+        before = self.load() or {}
+        # Through JSON, where a tuple is a list.
+        now = json.loads(json.dumps(dict(flags)))
+        changed = [
+            f"--{name} was {before.get(name)!r} and is {now.get(name)!r} now"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+        if changed:
+            raise ValueError(
+                f"{self._path.parent.parent} holds a run with other flags: {'; '.join(changed)}. To continue it, use "
+                "its flags; to start another, use another --output_dir (with --init_checkpoint for its weights)."
+            )
+
+
+@contextlib.contextmanager
+def locked(output_dir: str | Path):
+    """Holds an output directory, so that two runs do not write into it at once. The lock goes with the process."""
+    path = Path(output_dir) / "train_state" / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process is training in {output_dir}. Wait for it, or use another --output_dir."
+            ) from None
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file aside and moves it into place: a reader meets the old one or the new one, never half of it."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

@@ -1,0 +1,162 @@
+"""One step of training: gradients of the whole batch, whoever holds which part of it.
+
+A batch may be spread over replicas, and each replica may go through its share in several parts. Losses are sums divided
+by counts (of masked words, of sentences). The counts of the whole batch are added up first, so that every part is
+divided by the same number and the gradient is that of the whole batch, however uneven the parts are.
+"""
+
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from training.loss_scale import DynamicLossScale
+
+
+class Task(Protocol):
+    """What a step has to know of a task."""
+
+    measures: tuple[str, ...]  # the keys of `counts` and `sums` together
+
+    def counts(self, batch) -> dict[str, tf.Tensor]:
+        """What sums will be divided by, from the batch alone."""
+
+    def sums(self, outputs, batch) -> dict[str, tf.Tensor]:
+        """Sums over a batch: of losses and of whatever is to be shown."""
+
+    def loss(self, sums, counts) -> tf.Tensor:
+        """The loss, linear in the sums."""
+
+    def figures(self, totals: dict[str, float]) -> dict[str, float]:
+        """Means to show, from sums and counts of any number of batches."""
+
+
+class TrainStep:
+    """Runs steps on the devices of a strategy.
+
+    Args:
+        strategy: where.
+        model: a Keras model, called with the batch, `training` and `dropout_seed`.
+        task: its loss.
+        optimizer: an `AdamWeightDecay` or a `Lamb`, built.
+        seed: of dropout. What a step draws depends on this, its number, the replica and the part, and nothing else.
+        parts: in how many parts a replica goes through its share of a batch; each needs a part of the memory.
+        loss_scale: for float16.
+        jit_compile: compile with XLA. With one replica the step is compiled as a whole, with several all but the sum
+            over replicas and the update. TPUs compile in any case.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        task: Task,
+        optimizer,
+        seed: int,
+        parts: int = 1,
+        loss_scale: DynamicLossScale | None = None,
+        jit_compile: bool = False,
+    ):
+        self._strategy = strategy
+        self._model = model
+        self._task = task
+        self._optimizer = optimizer
+        self._seed = seed
+        self._parts = parts
+        self._loss_scale = loss_scale
+        self._replica_step = self.replica_step
+        if jit_compile and strategy.num_replicas_in_sync == 1:
+            self._replica_step = tf.function(self.replica_step, jit_compile=True)
+        elif jit_compile:
+            self._gradients = tf.function(self._gradients, jit_compile=True)
+
+    @tf.function(reduce_retracing=True)
+    def run(self, iterator, num_steps) -> dict[str, tf.Tensor]:
+        """Takes `num_steps` batches from `iterator` without coming back to Python; gives sums over all of them."""
+        totals = dict.fromkeys((*self._task.measures, "loss", "steps"), tf.constant(0.0))
+        for _ in tf.range(num_steps):
+            measured = self._strategy.run(self._replica_step, args=(next(iterator),))
+            measured = {
+                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
+                for name, value in measured.items()
+            }
+            measured |= {"loss": self._task.loss(measured, measured), "steps": tf.constant(1.0)}
+            totals = {name: totals[name] + measured[name] for name in totals}
+        return totals
+
+    def replica_step(self, batch) -> dict[str, tf.Tensor]:
+        """The step of one replica, with its share of a batch; gives its own counts and sums."""
+        context = tf.distribute.get_replica_context()
+        counts = self._task.counts(batch)
+        all_counts = context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
+        seed = tf.random.experimental.stateless_fold_in(
+            [self._seed, context.replica_id_in_sync_group], tf.cast(self._optimizer.iterations, tf.int32)
+        )
+        gradients, sums = self._gradients(batch, all_counts, seed)
+        if self._loss_scale:
+            gradients = self._loss_scale.unscale(gradients)
+            self._loss_scale.update(gradients)
+        pairs = zip(gradients, self._model.trainable_variables, self._is_reached, strict=True)
+        gradients, variables = zip(*((g, v) for g, v, is_reached in pairs if is_reached), strict=True)
+        self._optimizer.apply(list(gradients), list(variables))
+        return counts | sums
+
+    def _gradients(self, batch, all_counts, seed):
+        """Gradients and sums of a share, part by part."""
+        if self._parts == 1:
+            return self._gradients_of_part(batch, all_counts, seed)
+        split = {
+            name: tf.reshape(tensor, [self._parts, tensor.shape[0] // self._parts, *tensor.shape[1:]])
+            for name, tensor in batch.items()
+        }
+        seeds = tf.random.experimental.stateless_split(seed, self._parts)
+        gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
+        sums = dict.fromkeys(set(self._task.measures) - set(all_counts), tf.constant(0.0))
+        for part in tf.range(self._parts):
+            of_part = {name: tensor[part] for name, tensor in split.items()}
+            more_gradients, more_sums = self._gradients_of_part(of_part, all_counts, seeds[part])
+            gradients = [total + more for total, more in zip(gradients, more_gradients, strict=True)]
+            sums = {name: total + more_sums[name] for name, total in sums.items()}
+        return gradients, sums
+
+    def _gradients_of_part(self, batch, all_counts, seed):
+        with tf.GradientTape() as tape:
+            sums = self._task.sums(self._model(batch, training=True, dropout_seed=seed), batch)
+            loss = self._task.loss(sums, all_counts)
+            if self._loss_scale:
+                loss = self._loss_scale.scale(loss)
+        variables = self._model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        # Known as soon as this is traced. Variables outside the loss are left alone, weight decay included.
+        self._is_reached = [gradient is not None for gradient in gradients]
+        return [
+            tf.zeros_like(v) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, v in zip(gradients, variables, strict=True)
+        ], sums
+
+
+def distributed(strategy: tf.distribute.Strategy, batches_of_worker):
+    """An iterator over batches for the replicas of a strategy.
+
+    Args:
+        batches_of_worker: `(worker, num_workers) -> tf.data.Dataset` of that worker's share of each batch, all of one
+            size; replicas of one machine then share it evenly.
+    """
+
+    def for_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        batches = batches_of_worker(context.input_pipeline_id, context.num_input_pipelines)
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines
+        if replicas == 1:
+            return batches
+        return batches.map(lambda batch: _split(batch, replicas)).unbatch()
+
+    if strategy.num_replicas_in_sync == 1:  # what a distributed iterator does to memory: see data/records.py
+        return iter(batches_of_worker(0, 1))
+    return iter(strategy.distribute_datasets_from_function(for_worker))
+
+
+def _split(batch, replicas: int):
+    return {
+        name: tf.reshape(tensor, [replicas, tensor.shape[0] // replicas, *tensor.shape[1:]])
+        for name, tensor in batch.items()
+    }

@@ -1,0 +1,203 @@
+"""The flags that all training scripts share, and what is built from them. Each defaults to what the original did."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from training.loop import LoopOptions, check_batch_size
+from training.loss_scale import DynamicLossScale
+from training.memory import keep_freed_memory
+from training.optimizer import OPTIMIZERS, WarmupLinearDecay
+from training.state import RunRecord
+from training.strategy import STRATEGIES, TpuAddress, is_tpu, make_strategy
+
+# Model.
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    "float32",
+    ["float32", "mixed_bfloat16", "mixed_float16"],
+    "Arithmetic of the network. Weights are float32 in any case; float16 scales its loss.",
+)
+_RECOMPUTE_ACTIVATIONS = flags.DEFINE_bool(
+    "recompute_activations",
+    False,
+    "Whether to keep only the input of each layer for the backward pass and compute the rest again: about half the "
+    "memory for a third more arithmetic.",
+)
+
+# Training.
+_OPTIMIZER = flags.DEFINE_enum(
+    "optimizer", "adamw", list(OPTIMIZERS), "adamw: the original's. lamb: for batches of thousands."
+)
+_LEARNING_RATE = flags.DEFINE_float("learning_rate", 5e-5, "The peak of the learning rate.", lower_bound=0.0)
+_BIAS_CORRECTION = flags.DEFINE_bool(
+    "bias_correction",
+    None,
+    "Whether Adam's averages are corrected for their start at zero. The original does not; LAMB does unless told "
+    "otherwise. Small data sets train more reliably with it.",
+)
+_CONTINUOUS_SCHEDULE = flags.DEFINE_bool(
+    "continuous_schedule",
+    False,
+    "Whether the learning rate descends from its peak. In the original it drops a little where the warm-up ends.",
+)
+_CLIP_EACH_REPLICA = flags.DEFINE_bool(
+    "clip_each_replica",
+    False,
+    "Whether gradients are clipped in each replica before they are summed, as the original did on TPUs. The result "
+    "then depends on the number of replicas.",
+)
+_GRADIENT_ACCUMULATION_STEPS = flags.DEFINE_integer(
+    "gradient_accumulation_steps",
+    1,
+    "In how many parts each replica goes through its share of a batch. More parts need less memory; the batch, and "
+    "what is learned from it, stay the same.",
+    lower_bound=1,
+)
+_SEED = flags.DEFINE_integer(
+    "seed",
+    None,
+    "Seed of the first weights, of dropout and of the order of the data. One is drawn, and kept for when the run is "
+    "continued, if none is given.",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
+)
+_DETERMINISTIC = flags.DEFINE_bool(
+    "deterministic",
+    False,
+    "Whether the same command gives the same bits: operations whose order is left to chance give way to slower ones.",
+)
+_JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the training step with XLA.")
+_ITERATIONS_PER_LOOP = flags.DEFINE_integer(
+    "iterations_per_loop",
+    1000,
+    "Training steps on the device between two returns to Python. Only TPUs do so unless this is set, as in the "
+    "original: a run that is told to stop does so when it returns.",
+    lower_bound=1,
+)
+
+# Devices.
+_DISTRIBUTION_STRATEGY = flags.DEFINE_enum(
+    "distribution_strategy",
+    "auto",
+    list(STRATEGIES),
+    "one_device, mirrored (all GPUs of this machine), multi_worker (the machines named in TF_CONFIG) or tpu. auto "
+    "takes what it finds.",
+)
+_VIRTUAL_DEVICES = flags.DEFINE_integer(
+    "virtual_devices", 1, "Split the CPU into so many devices, to try out mirrored without GPUs.", lower_bound=1
+)
+_USE_TPU = flags.DEFINE_bool("use_tpu", False, "Whether to use a TPU: the same as --distribution_strategy=tpu.")
+_TPU_NAME = flags.DEFINE_string("tpu_name", None, "Name of the Cloud TPU, grpc://host:port, or local on a TPU VM.")
+_TPU_ZONE = flags.DEFINE_string("tpu_zone", None, "Zone of the Cloud TPU, if it cannot be found out.")
+_GCP_PROJECT = flags.DEFINE_string("gcp_project", None, "Project of the Cloud TPU, if it cannot be found out.")
+_MASTER = flags.DEFINE_string("master", None, "Address of the TPU; --tpu_name is the newer name of this flag.")
+_NUM_TPU_CORES = flags.DEFINE_integer("num_tpu_cores", 8, "Cores of the TPU; all that are there are used.")
+
+# Output.
+_SAVE_CHECKPOINTS_STEPS = flags.DEFINE_integer(
+    "save_checkpoints_steps", 1000, "Save the state of the run every so many steps.", lower_bound=1
+)
+_KEEP_CHECKPOINT_MAX = flags.DEFINE_integer(
+    "keep_checkpoint_max", 5, "How many states to keep, the newest ones.", lower_bound=1
+)
+_LOG_EVERY_STEPS = flags.DEFINE_integer(
+    "log_every_steps",
+    100,
+    "Add a line to metrics.jsonl, and a point to TensorBoard, every so many steps.",
+    lower_bound=1,
+)
+_EVAL_EVERY_STEPS = flags.DEFINE_integer(
+    "eval_every_steps", 0, "Evaluate every so many steps of training; 0 for only at the end.", lower_bound=0
+)
+
+# Flags above whose value decides what is learned, beyond the last digits.
+_DECIDING = (
+    _DTYPE,
+    _OPTIMIZER,
+    _LEARNING_RATE,
+    _BIAS_CORRECTION,
+    _CONTINUOUS_SCHEDULE,
+    _CLIP_EACH_REPLICA,
+)
+
+
+def start() -> tf.distribute.Strategy:
+    """Sets TensorFlow up as the flags say; before anything else of it is used."""
+    keep_freed_memory()
+    if _DETERMINISTIC.value:
+        tf.config.experimental.enable_op_determinism()
+    keras.config.set_dtype_policy(_DTYPE.value)
+    wants_tpu = _USE_TPU.value or _DISTRIBUTION_STRATEGY.value == "tpu"
+    tpu = TpuAddress(_TPU_NAME.value or _MASTER.value, _TPU_ZONE.value, _GCP_PROJECT.value, _NUM_TPU_CORES.value)
+    name = "tpu" if wants_tpu else _DISTRIBUTION_STRATEGY.value
+    strategy = make_strategy(name, tpu if wants_tpu else None, _VIRTUAL_DEVICES.value)
+    logging.getLogger(__name__).info(
+        "Devices: %s with %d replica(s).", type(strategy).__name__, strategy.num_replicas_in_sync
+    )
+    return strategy
+
+
+def seed(output_dir: str, strategy: tf.distribute.Strategy) -> int:
+    """The seed of the run: the flag, or what the run in `output_dir` had, or a new one."""
+    if _SEED.value is not None:
+        return _SEED.value
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError("Several workers have to draw the same numbers: give all of them the same --seed.")
+    before = RunRecord(output_dir).load()
+    return before["seed"] if before else secrets.randbelow(2**31)
+
+
+def model_options(seed: int) -> dict[str, Any]:
+    """Arguments for a model of modeling/models.py."""
+    return {"recompute": _RECOMPUTE_ACTIVATIONS.value, "seed": seed}
+
+
+def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: int):
+    """The optimizer, built; and the loss scale, or None. Under the scope of the strategy."""
+    correction = {} if _BIAS_CORRECTION.value is None else {"bias_correction": _BIAS_CORRECTION.value}
+    is_float16 = _DTYPE.value == "mixed_float16"
+    optimizer = OPTIMIZERS[_OPTIMIZER.value](
+        WarmupLinearDecay(_LEARNING_RATE.value, num_train_steps, num_warmup_steps, _CONTINUOUS_SCHEDULE.value),
+        clip_each_replica=_CLIP_EACH_REPLICA.value,
+        skip_nonfinite=is_float16,
+        **correction,
+    )
+    optimizer.build(model.trainable_variables)
+    return optimizer, DynamicLossScale() if is_float16 else None
+
+
+def loop_options(
+    strategy: tf.distribute.Strategy, output_dir: str, num_train_steps: int, batch_size: int, seq_length: int, seed: int
+) -> LoopOptions:
+    parts = _GRADIENT_ACCUMULATION_STEPS.value
+    check_batch_size(strategy, batch_size, parts, flag="train_batch_size")
+    stays_on_device = is_tpu(strategy) or flags.FLAGS["iterations_per_loop"].present
+    return LoopOptions(
+        output_dir=output_dir,
+        num_train_steps=num_train_steps,
+        batch_size=batch_size,
+        seq_length=seq_length,
+        seed=seed,
+        parts=parts,
+        jit_compile=jit_compile(strategy),
+        steps_per_call=_ITERATIONS_PER_LOOP.value if stays_on_device else 1,
+        save_every_steps=_SAVE_CHECKPOINTS_STEPS.value,
+        keep_states=_KEEP_CHECKPOINT_MAX.value,
+        log_every_steps=_LOG_EVERY_STEPS.value,
+        eval_every_steps=_EVAL_EVERY_STEPS.value,
+    )
+
+
+def jit_compile(strategy: tf.distribute.Strategy) -> bool:
+    return _JIT_COMPILE.value and not is_tpu(strategy)  # a TPU compiles in any case
+
+
+def deciding(seed: int) -> Mapping[str, Any]:
+    """Name -> value of the flags here that a run cannot change when it is continued."""
+    return {flag.name: flag.value for flag in _DECIDING} | {"seed": seed}
