@@ -13,8 +13,8 @@ _LARGEST_INT = 2**31 - 1
 def keep_freed_memory() -> None:
     """Keeps memory that was freed instead of handing it back to the system, and fetching it again in the next step.
 
-    On two cores a training step of a small model takes half the time (benchmarks/allocation.py): the rest went into page
-    faults. Only of use on CPUs, and only known of Linux; elsewhere this does nothing.
+    On two cores a training step of a small model takes half the time (benchmarks/allocation.py): the rest went into
+    page faults. Only of use on CPUs, and only known of Linux; elsewhere this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,0 +1,229 @@
+"""The script itself, as a person runs it, and as an accident leaves it."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from modeling.google import read_variables
+from tests.scripts import KILLED, finish, run, spell, start, wait_for
+from training.reports import read_metrics
+
+SCRIPT = "run_pretraining.py"
+
+
+def write_config(path, **changes):
+    values = {
+        "vocab_size": 700,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 128,
+        "type_vocab_size": 2,
+    }
+    path.write_text(json.dumps(values | changes))
+    return path
+
+
+@pytest.fixture
+def flags(golden, tmp_path):
+    """A small run on 104 records of the original."""
+    return {
+        "input_file": golden / "pretraining_plain.tfrecord",
+        "bert_config_file": write_config(tmp_path / "config.json"),
+        "output_dir": tmp_path / "out",
+        "do_train": True,
+        "train_batch_size": 8,
+        "num_train_steps": 12,
+        "num_warmup_steps": 2,
+        "learning_rate": 1e-2,
+        "log_every_steps": 1,
+        "save_checkpoints_steps": 3,
+        "seed": 1,
+    }
+
+
+def losses(output_dir):
+    return np.array([line["loss"] for line in read_metrics(output_dir, "train")])
+
+
+def state(output_dir, step=12):
+    return read_variables(output_dir / "train_state" / f"step-{step}", with_optimizer=True)
+
+
+def assert_same_bits(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_twenty_steps_of_the_original(golden, golden_batch, tmp_path):
+    """A file of that one batch, the original's weights and flags: its losses, and its weights in the end."""
+    expected = np.load(golden / "model" / "training.npz")
+    batch_size, length = golden_batch["input_ids"].shape
+    records = tmp_path / "batch.tfrecord"
+    with tf.io.TFRecordWriter(str(records)) as writer:
+        for row in range(batch_size):
+            features = {}
+            for name, array in golden_batch.items():
+                values = np.ravel(array[row])
+                kind = {"float_list": tf.train.FloatList(value=values)} if array.dtype.kind == "f" else None
+                kind = kind or {"int64_list": tf.train.Int64List(value=values)}
+                features[name] = tf.train.Feature(**kind)
+            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    said = run(
+        SCRIPT,
+        *spell(
+            input_file=records,
+            bert_config_file=golden / "model" / "bert_config.json",
+            init_checkpoint=golden / "model" / "bert_model.ckpt",
+            output_dir=tmp_path / "out",
+            max_seq_length=length,
+            max_predictions_per_seq=golden_batch["masked_lm_ids"].shape[1],
+            do_train=True,
+            do_eval=True,
+            train_batch_size=batch_size,
+            eval_batch_size=batch_size,
+            learning_rate=float(expected["learning_rate"]),
+            num_train_steps=int(expected["num_train_steps"]),
+            num_warmup_steps=int(expected["num_warmup_steps"]),
+            log_every_steps=1,
+        ),
+    )
+    assert "Loaded" in said
+    lines = read_metrics(tmp_path / "out", "train")
+    found = np.array([[line[name] for name in ("loss", "masked_lm_loss", "next_sentence_loss")] for line in lines])
+    np.testing.assert_allclose(found, expected["losses"], rtol=1e-4)
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], expected["learning_rates"], rtol=1e-6)
+    after = read_variables(golden / "model" / "after_training.ckpt")
+    for name, value in read_variables(tmp_path / "out" / "bert_model.ckpt").items():
+        np.testing.assert_allclose(value, after[name], rtol=0, atol=1e-3, err_msg=name)
+    results = (tmp_path / "out" / "eval_results.txt").read_text().splitlines()
+    assert [line.split(" = ")[0] for line in results] == [
+        "global_step",
+        "loss",
+        "masked_lm_accuracy",
+        "masked_lm_loss",
+        "next_sentence_accuracy",
+        "next_sentence_loss",
+    ]
+    assert results[0] == "global_step = 20"
+
+
+# Kills the process in the middle of writing the state of a step: after the data is in place, before the index is.
+DIE_BETWEEN_DATA_AND_INDEX = """
+    import os, signal
+    replace = os.replace
+    def dying(source, target):
+        if str(target).endswith("step-{step}.index"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+    os.replace = dying
+"""
+# The same before either is in place.
+DIE_BEFORE_DATA = DIE_BETWEEN_DATA_AND_INDEX.replace(".index", ".data-00000-of-00001")
+# In the middle of a line of metrics.jsonl.
+DIE_IN_A_REPORT = """
+    import json, os, signal
+    dumps = json.dumps
+    def dying(value, **options):
+        text = dumps(value, **options)
+        if isinstance(value, dict) and value.get("step") == {step}:
+            with open({metrics!r}, "a") as file:
+                file.write(text[:20])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return text
+    json.dumps = dying
+"""
+
+
+SLOW_STEPS = """
+    import time
+    from training.reports import Reports
+    store = Reports.store
+    Reports.store = lambda *arguments, **options: (store(*arguments, **options), time.sleep(0.5))
+"""
+
+
+def last_step(output_dir):
+    """Of metrics.jsonl; 0 while there is nothing in it, or half a line."""
+    try:
+        return json.loads((output_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    except (IndexError, ValueError, FileNotFoundError):
+        return 0
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_with_the_same_bits(flags, tmp_path):
+    undisturbed = run(SCRIPT, *spell(**flags, deterministic=True))
+    assert "A new run" in undisturbed
+    expected, expected_metrics = state(tmp_path / "out"), (tmp_path / "out" / "metrics.jsonl").read_text()
+
+    victim = tmp_path / "victim"
+    command = spell(**flags | {"output_dir": victim}, deterministic=True)
+    run(SCRIPT, *command, code=KILLED, before=DIE_BETWEEN_DATA_AND_INDEX.format(step=3))
+    assert not list((victim / "train_state").glob("*.index"))
+    run(SCRIPT, *command, code=KILLED, before=DIE_BETWEEN_DATA_AND_INDEX.format(step=6))
+    said = run(SCRIPT, *command, code=KILLED, before=DIE_BEFORE_DATA.format(step=6))
+    assert "from step 3" in said
+    metrics = str(victim / "metrics.jsonl")
+    run(SCRIPT, *command, code=KILLED, before=DIE_IN_A_REPORT.format(step=8, metrics=metrics))
+    # A state that was whole once and is not any more.
+    data = victim / "train_state" / "step-6.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-100])
+    stopped = start(SCRIPT, *command, before=SLOW_STEPS)
+    wait_for(lambda: last_step(victim) in (4, 5), stopped)  # step 7 was there before it started
+    stopped.send_signal(signal.SIGTERM)
+    said = finish(stopped, code=75)
+    assert "Passed over the state of step 6" in said
+    assert "from step 3" in said
+    assert "Run the same command again" in said
+
+    said = run(SCRIPT, *command)
+    assert "Continuing the run" in said
+    assert_same_bits(state(victim), expected)
+    assert_same_bits(read_variables(victim / "bert_model.ckpt"), read_variables(tmp_path / "out" / "bert_model.ckpt"))
+    assert not list((victim / "train_state").glob(".step-*"))
+    without_speed = [
+        [{k: v for k, v in json.loads(line).items() if "per_second" not in k} for line in text.splitlines()]
+        for text in ((victim / "metrics.jsonl").read_text(), expected_metrics)
+    ]
+    assert without_speed[0] == without_speed[1]
+    assert [line["step"] for line in without_speed[0]] == list(range(1, 13))
+
+    assert "is done" in run(SCRIPT, *command)
+    said = run(SCRIPT, *command, "--learning_rate=0.02", "--train_batch_size=4", code=1)
+    assert "--learning_rate was 0.01 and is 0.02 now; --train_batch_size was 8 and is 4 now" in said
+
+
+@pytest.mark.slow
+def test_replicas_and_parts_of_a_batch_do_not_change_the_losses(flags, tmp_path):
+    """Rows differ in their number of masked words, so shares do too. Without dropout, which replicas draw apart."""
+    config = write_config(tmp_path / "config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    flags |= {"bert_config_file": config, "num_train_steps": 20, "save_checkpoints_steps": 20}
+    ways = {
+        "one": {},
+        "parts": {"gradient_accumulation_steps": 2},
+        "replicas": {"distribution_strategy": "mirrored", "virtual_devices": 2},
+        "both": {
+            "distribution_strategy": "mirrored",
+            "virtual_devices": 2,
+            "gradient_accumulation_steps": 2,
+            "jit_compile": True,
+            "iterations_per_loop": 5,
+            "log_every_steps": 5,
+        },
+    }
+    for name, more in ways.items():
+        run(SCRIPT, *spell(**flags | more | {"output_dir": tmp_path / name}))
+    expected = losses(tmp_path / "one")
+    assert expected[-1] < expected[0] - 0.3
+    for name in ("parts", "replicas"):
+        np.testing.assert_allclose(losses(tmp_path / name), expected, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(losses(tmp_path / "both"), expected.reshape(4, 5).mean(axis=1), rtol=1e-5)
+    weights = read_variables(tmp_path / "one" / "bert_model.ckpt")
+    for name, value in read_variables(tmp_path / "replicas" / "bert_model.ckpt").items():
+        np.testing.assert_allclose(value, weights[name], rtol=0, atol=1e-4, err_msg=name)
