@@ -1,5 +1,7 @@
 """Masking inside tf.data: words are hidden anew each time a sequence is read, by the rules of the original.
 
+And the other way round: `left_to_right` puts back what was hidden, for a model that tells the next word.
+
 Axes in comments: B batch, T sequence length, P predictions a sequence, W words a sequence (at most T).
 """
 

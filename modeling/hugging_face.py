@@ -193,6 +193,8 @@ def _config_json(config: BertConfig, variables: Mapping[str, np.ndarray], archit
     values = config.to_dict()
     values["hidden_act"] = names.get(config.hidden_act, config.hidden_act)
     values |= {"architectures": [architecture], "model_type": "bert"}
+    if values.pop("attention", None) == "causal":
+        values["is_decoder"] = True
     if "output_weights" in variables and architecture != "BertForMultipleChoice":
         count = len(variables["output_weights"])
         values.setdefault("id2label", {str(i): f"LABEL_{i}" for i in range(count)})

@@ -62,6 +62,8 @@ def build(config: BertConfig, masked_lm: bool = False, dtype=None):
             f"KerasHub's BERT knows only the tanh form of gelu, but this model has {config.hidden_act!r}: its numbers "
             "would change."
         )
+    if config.attention != "bidirectional":
+        raise CheckpointError(f"KerasHub's BERT attends to both sides, but this model is {config.attention}.")
     if config.layer_norm_eps != 1e-12:
         raise CheckpointError(f"KerasHub's BERT knows only layer_norm_eps 1e-12, but this is {config.layer_norm_eps}.")
     backbone = keras_nlp.models.BertBackbone(

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 
 import numpy as np
 import pytest
@@ -227,3 +228,46 @@ def test_replicas_and_parts_of_a_batch_do_not_change_the_losses(flags, tmp_path)
     weights = read_variables(tmp_path / "one" / "bert_model.ckpt")
     for name, value in read_variables(tmp_path / "replicas" / "bert_model.ckpt").items():
         np.testing.assert_allclose(value, weights[name], rtol=0, atol=1e-4, err_msg=name)
+
+
+def start_workers(flags, ports, **options):
+    """Two processes on this machine that train together."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    return [
+        start(
+            SCRIPT,
+            *spell(**flags, distribution_strategy="multi_worker"),
+            TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+            **options,
+        )
+        for index in range(2)
+    ]
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.slow
+def test_two_workers_agree_with_one_and_go_on_after_one_was_killed(flags, tmp_path):
+    config = write_config(tmp_path / "config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    flags |= {"bert_config_file": config, "do_eval": True, "eval_batch_size": 8}
+    run(SCRIPT, *spell(**flags | {"output_dir": tmp_path / "one"}))
+
+    workers = start_workers(flags, free_ports(2), before=SLOW_STEPS)
+    wait_for(lambda: last_step(tmp_path / "out") >= 5, workers[0])
+    workers[1].kill()
+    workers[1].communicate()
+    assert "Another worker went away" in finish(workers[0], code=75)
+
+    for said in [finish(worker) for worker in start_workers(flags, free_ports(2))]:
+        assert "from step 3" in said
+    np.testing.assert_allclose(losses(tmp_path / "out"), losses(tmp_path / "one"), rtol=1e-5)
+    one, two = ((tmp_path / name / "eval_results.txt").read_text().split() for name in ("one", "out"))
+    np.testing.assert_allclose(*([float(v) for v in r if v[0].isdigit()] for r in (one, two)), rtol=1e-4)

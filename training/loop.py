@@ -138,7 +138,7 @@ class _Loop:
             while step < options.num_train_steps:
                 until = min(_next_multiple(step, every) for every in self._intervals())
                 num_steps = min(options.steps_per_call, until - step)
-                measured = self._train_step.run(iterator, tf.constant(num_steps))
+                measured = self._run_steps(iterator, step, num_steps)
                 step += num_steps
                 totals = {name: totals.get(name, 0.0) + value for name, value in measured.items()}
                 if is_first_call:  # most of it was tracing and compiling
@@ -167,6 +167,17 @@ class _Loop:
                         f"Stopped after step {step} of {options.num_train_steps}, and saved it. Run the same command "
                         "again to continue."
                     )
+
+    def _run_steps(self, iterator, step: int, num_steps: int):
+        try:
+            return self._train_step.run(iterator, tf.constant(num_steps))
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            if not _is_multi_worker(self._strategy):
+                raise
+            raise RunAgain(
+                f"Another worker went away after step {step}. Start all of them again with the same command: they "
+                "continue from the last state that was saved."
+            ) from error
 
     def _intervals(self) -> list[int]:
         """Every how many steps something happens; a call to the device does not go beyond."""
@@ -198,15 +209,20 @@ class _Loop:
 
     def _is_any(self, stop: bool) -> bool:
         """Whether any worker was told to stop: they have to do so after the same step."""
-        if not isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        if not _is_multi_worker(self._strategy):
             return stop
         return bool(_sum_over_workers(self._strategy, tf.constant(float(stop))) > 0.0)
+
+
+def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 @tf.function
 def _sum_over_workers(strategy, value):
     def of_replica(value):
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+        # A copy, since a tensor from outside has no device that the sum could go to.
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
     return strategy.experimental_local_results(strategy.run(of_replica, args=(value,)))[0]
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data.masking import DynamicMasker
+from data.masking import DynamicMasker, left_to_right
 from data.pretraining import Corpus, InstanceOptions, Pieces, create_instances
+from data.records import RecordFiles, evaluation_batches
 
 # A vocabulary with a third of continuations, and text made of it.
 VOCAB = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
@@ -126,3 +127,22 @@ def test_the_same_seed_hides_the_same_pieces():
     )
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def test_left_to_right_puts_back_what_was_hidden_and_asks_for_the_next_piece(golden):
+    files = RecordFiles.open([str(golden / "pretraining_plain.tfrecord")])
+    batches = evaluation_batches(files, batch_size=16)
+    batch = next(batches.as_numpy_iterator())
+    found = next(batches.map(left_to_right).as_numpy_iterator())
+    whole = batch["input_ids"].copy()
+    for row in range(16):
+        for position, piece, weight in zip(
+            *(batch[f"masked_lm_{name}"][row] for name in ("positions", "ids", "weights")), strict=True
+        ):
+            if weight:
+                whole[row, position] = piece
+    np.testing.assert_array_equal(found["input_ids"], whole)
+    assert (whole != batch["input_ids"]).any()
+    np.testing.assert_array_equal(found["masked_lm_ids"], whole[:, 1:])
+    np.testing.assert_array_equal(found["masked_lm_positions"], np.tile(np.arange(127), (16, 1)))
+    np.testing.assert_array_equal(found["masked_lm_weights"].sum(axis=1), batch["input_mask"].sum(axis=1) - 1)

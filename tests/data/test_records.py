@@ -45,6 +45,10 @@ def assert_same(batches, others):
             np.testing.assert_array_equal(batch[name], other[name])
 
 
+def num_real(batches):
+    return sum(batch["row_weights"].sum() for batch in batches.as_numpy_iterator())
+
+
 def rows(batches):
     return sorted(row.tobytes() for batch in batches for row in batch["input_ids"])
 
@@ -52,7 +56,11 @@ def rows(batches):
 def test_evaluation_reads_every_record_once_in_order(records):
     files = RecordFiles.open(records)
     batches = list(evaluation_batches(files, batch_size=64).as_numpy_iterator())
-    assert sum(len(batch["input_ids"]) for batch in batches) == files.num_records == 925
+    assert files.num_records == 925
+    assert [batch["row_weights"].sum() for batch in batches] == [64] * 14 + [29]
+    assert {len(batch["input_ids"]) for batch in batches} == {64}
+    assert (batches[-1]["masked_lm_weights"][28:].sum(axis=1) > 0).tolist() == [True] + [False] * 35
+    assert batches[0].pop("row_weights").dtype == np.float32
     assert {name: (array.dtype.name, array.shape[1]) for name, array in batches[0].items()} == {
         "input_ids": ("int32", 32),
         "input_mask": ("int32", 32),
@@ -62,7 +70,12 @@ def test_evaluation_reads_every_record_once_in_order(records):
         "masked_lm_weights": ("float32", 5),
         "next_sentence_labels": ("int32", 1),
     }
-    assert_same(batches, list(evaluation_batches(files, batch_size=64).as_numpy_iterator()))
+    again = list(evaluation_batches(files, batch_size=64).as_numpy_iterator())
+    assert_same(batches[1:], again[1:])
+    shares = [list(evaluation_batches(files, 64, worker, 2).as_numpy_iterator()) for worker in range(2)]
+    for whole, *parts in zip(again, *shares, strict=True):
+        for name in whole:
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
 
 
 def test_an_epoch_has_every_record_once_in_an_order_of_its_seed(records):
@@ -115,7 +128,7 @@ def test_reads_records_of_the_original_that_have_no_metadata(golden):
     files = RecordFiles.open([str(golden / "pretraining_plain.tfrecord")])
     assert files.num_records == 104
     assert RecordFormat.of(files) == RecordFormat(128, 20, "static")
-    assert sum(len(b["input_ids"]) for b in evaluation_batches(files, 10).as_numpy_iterator()) == 104
+    assert num_real(evaluation_batches(files, 10)) == 104
 
 
 def test_metadata_among_the_records_of_a_glob_is_passed_over(records):
@@ -148,7 +161,7 @@ def test_a_damaged_record_is_named_or_counted(copies, skip):
     corrupt = CorruptRecords(skip)
     batches = evaluation_batches(files, 64, corrupt=corrupt).as_numpy_iterator()
     if skip:
-        assert sum(len(batch["input_ids"]) for batch in batches) == files.num_records - 1
+        assert sum(batch["row_weights"].sum() for batch in batches) == files.num_records - 1
         assert corrupt.count == 1
     else:
         with pytest.raises(Exception, match=r"b\.tfrecord: record 0 \(at byte 0\) is damaged.*--skip_corrupt_records"):
@@ -188,7 +201,7 @@ def test_a_truncated_file_can_be_used_up_to_there(copies):
     files = RecordFiles.open(copies, corrupt)
     assert 600 < files.num_records < 900
     assert corrupt.count == 1
-    assert sum(len(b["input_ids"]) for b in evaluation_batches(files, 64).as_numpy_iterator()) == files.num_records
+    assert num_real(evaluation_batches(files, 64)) == files.num_records
 
 
 def test_a_damaged_length_costs_the_rest_of_its_block(copies):
@@ -196,7 +209,7 @@ def test_a_damaged_length_costs_the_rest_of_its_block(copies):
     with open(copies[0], "r+b") as file:
         file.write(b"\xff")
     corrupt = CorruptRecords(skip=True)
-    found = sum(len(batch["input_ids"]) for batch in evaluation_batches(files, 64, corrupt=corrupt).as_numpy_iterator())
+    found = num_real(evaluation_batches(files, 64, corrupt=corrupt))
     assert (found, corrupt.count) == (files.num_records - 256, 256)
 
 

@@ -82,7 +82,7 @@ def test_unknown_keys_are_kept_and_warned_about(caplog):
         ("initializer_range", float("nan")),
         ("layer_norm_eps", 0),
         ("position_embedding_type", "relative_key"),
-        ("is_decoder", True),
+        ("attention", "sideways"),
         ("model_type", "roberta"),
     ],
 )
@@ -119,3 +119,11 @@ def test_presets():
     assert (large.intermediate_size, large.vocab_size, large.type_vocab_size) == (4096, 8000, 2)
     with pytest.raises(ValueError, match="no preset 'huge'"):
         BertConfig.preset("huge")
+
+
+def test_causal_attention_is_told_only_where_it_is_used():
+    assert "attention" not in BertConfig(vocab_size=10).to_dict()
+    causal = BertConfig(vocab_size=10, attention="causal")
+    assert BertConfig.from_dict(causal.to_dict()).attention == "causal"
+    assert BertConfig.from_dict({"vocab_size": 10, "model_type": "bert", "is_decoder": True}).attention == "causal"
+    assert BertConfig.from_dict({"vocab_size": 10, "model_type": "bert", "is_decoder": False}).attention != "causal"

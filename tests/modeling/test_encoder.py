@@ -219,3 +219,18 @@ def test_agrees_with_keras_nlp(dtype, deviation, tolerance):
     np.testing.assert_allclose(
         outputs["sequence_output"].numpy()[real], witness["sequence_output"].numpy()[real], rtol=0, atol=tolerance
     )
+
+
+def test_causal_attention_sees_nothing_to_its_right():
+    config = BertConfig.preset("tiny", vocab_size=50, attention="causal")
+    encoder = BertEncoder(config, seed=1)
+    ids = np.arange(1, 9, dtype=np.int32)[np.newaxis]
+    changed = ids.copy()
+    changed[0, 5] = 30
+    before, after = (encoder({"input_ids": x})["sequence_output"].numpy() for x in (ids, changed))
+    np.testing.assert_array_equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] != after[:, 5:]).any(axis=-1).all()
+    attention = encoder({"input_ids": ids}, return_attention=True)["attention_probs"]
+    for probabilities in attention:
+        assert np.triu(probabilities.numpy(), k=1).max() == 0.0
+        np.testing.assert_allclose(probabilities.numpy().sum(axis=-1), 1.0, rtol=1e-5)

@@ -12,7 +12,7 @@ from modeling.config import BertConfig
 from modeling.google import read_variables
 from modeling.losses import masked_lm_loss, next_sentence_loss
 from modeling.models import PretrainingModel
-from training.optimizer import AdamWeightDecay, WarmupLinearDecay
+from training.optimizer import AdamWeightDecay, Lamb, WarmupLinearDecay
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
@@ -208,3 +208,35 @@ def run_script(script):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.stdout.strip().endswith("agreed"), result.stderr[-3000:]
+
+
+def test_lamb_by_hand():
+    """The step of a matrix is scaled to its length; a bias takes Adam's."""
+    with keras.name_scope("dense"):
+        kernel = keras.Variable([[3.0, 4.0]], name="kernel")
+        bias = keras.Variable([1.0, 2.0], name="bias")
+    optimizer = Lamb(0.1, global_clipnorm=None)
+    gradients = [np.array([0.5, -0.25]), np.array([0.1, 0.3])]
+    w, b, m, v = np.array([3.0, 4.0]), np.array([1.0, 2.0]), 0.0, 0.0
+    for step, g in enumerate(gradients, 1):
+        optimizer.apply([tf.constant(g[np.newaxis], tf.float32), tf.constant(g, tf.float32)], [kernel, bias])
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        adam = (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-6)
+        update = adam + 0.01 * w
+        w = w - 0.1 * np.linalg.norm(w) / np.linalg.norm(update) * update
+        b = b - 0.1 * adam
+    np.testing.assert_allclose(kernel.numpy()[0], w, rtol=1e-5)
+    np.testing.assert_allclose(bias.numpy(), b, rtol=1e-5)
+    assert {name.split("/")[-1] for name in optimizer.named_state()} == {"global_step", "lamb_m", "lamb_v"}
+
+
+def test_a_step_with_an_infinite_gradient_can_be_left_out():
+    variable = keras.Variable([1.0, 2.0], name="kernel")
+    optimizer = AdamWeightDecay(0.1, skip_nonfinite=True)
+    optimizer.apply([tf.constant([0.5, 0.5])], [variable])
+    before = [v.numpy() for v in (variable, optimizer.adam_m[0], optimizer.adam_v[0])]
+    optimizer.apply([tf.constant([0.5, np.inf])], [variable])
+    after = [v.numpy() for v in (variable, optimizer.adam_m[0], optimizer.adam_v[0])]
+    np.testing.assert_array_equal(before, after)
+    with pytest.raises(ValueError, match="skip_nonfinite needs"):
+        AdamWeightDecay(0.1, skip_nonfinite=True, global_clipnorm=None)
