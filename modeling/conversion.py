@@ -84,13 +84,14 @@ def write(
     vocab: list[str] | None = None,
     do_lower_case: bool | None = None,
     architecture: str | None = None,
+    dtype: str = "float32",
 ) -> None:
-    """Writes weights, config and vocabulary in a format."""
+    """Writes weights, config and vocabulary in a format; `dtype` is for Hugging Face's alone."""
     if architecture is not None and architecture not in hugging_face.ARCHITECTURES:
         raise CheckpointError(f"{architecture!r} is none of: {', '.join(hugging_face.ARCHITECTURES)}.")
     variables, config = checkpoint.variables, checkpoint.config
     if target_format == "hugging_face":
-        hugging_face.write(variables, config, directory, vocab, do_lower_case, architecture)
+        hugging_face.write(variables, config, directory, vocab, do_lower_case, architecture, dtype)
     elif target_format == "keras_hub":
         keras_hub.write_preset(variables, config, directory, vocab, do_lower_case)
     else:

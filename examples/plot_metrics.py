@@ -1,0 +1,49 @@
+"""Curves of one or more runs, from their metrics.jsonl, as a picture. Example:
+
+python -m examples.plot_metrics --output_dirs=out/books,out/docs --metrics=masked_lm_loss --output_file=curves.png
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+import command_line
+
+_OUTPUT_DIRS = flags.DEFINE_list("output_dirs", [], "Output directories of training runs.")
+_LABELS = flags.DEFINE_list("labels", [], "Their names in the legend; by default those of the directories.")
+_METRICS = flags.DEFINE_list("metrics", ["masked_lm_loss", "masked_lm_accuracy"], "Figures to draw, a panel each.")
+_OUTPUT_FILE = flags.DEFINE_string("output_file", "curves.png", "The picture: .png, .svg or .pdf.")
+
+
+def main() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen is needed
+    import matplotlib.pyplot as plt
+
+    from training.reports import read_metrics
+
+    if not _OUTPUT_DIRS.value:
+        raise ValueError("--output_dirs is missing: the runs to draw.")
+    labels = _LABELS.value or [Path(directory).name for directory in _OUTPUT_DIRS.value]
+    if len(labels) != len(_OUTPUT_DIRS.value):
+        raise ValueError(f"--labels has {len(labels)} names, but --output_dirs {len(_OUTPUT_DIRS.value)}.")
+    figure, panels = plt.subplots(1, len(_METRICS.value), figsize=(5 * len(_METRICS.value), 3.6), squeeze=False)
+    for panel, metric in zip(panels[0], _METRICS.value, strict=True):
+        for number, (directory, label) in enumerate(zip(_OUTPUT_DIRS.value, labels, strict=True)):
+            for kind, style in (("train", {"alpha": 0.5}), ("eval", {"marker": "o", "markersize": 3})):
+                points = [(line["step"], line[metric]) for line in read_metrics(directory, kind) if metric in line]
+                if points:
+                    panel.plot(*zip(*points, strict=True), color=f"C{number}", label=f"{label}, {kind}", **style)
+        panel.set_xlabel("step")
+        panel.set_title(metric)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
+    figure.tight_layout()
+    Path(_OUTPUT_FILE.value).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(_OUTPUT_FILE.value, dpi=110)
+    print(f"Wrote {_OUTPUT_FILE.value}.")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

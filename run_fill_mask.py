@@ -1,0 +1,59 @@
+"""What stands at [MASK]? Example:
+
+    python run_fill_mask.py --text='She opened the [MASK] and looked out.'
+
+Texts come from --text, from --input_file or from standard input, one a line; `A ||| B` is a pair of sentences.
+"""
+
+import sys
+
+from absl import flags
+
+import command_line
+from data.text_files import read_lines
+
+_TEXT = flags.DEFINE_multi_string("text", [], "A text with one or more [MASK]; may be given several times.")
+_INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, instead of --text.")
+
+# Model.
+_INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint",
+    "pretrained/bert-mini-books",
+    "A pre-trained model with its masked LM head, in any format that run_pretraining.py takes.",
+)
+_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")
+_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
+_DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the model tells.")
+
+# Output.
+_TOP_K = flags.DEFINE_integer("top_k", 5, "How many words for each [MASK].", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Texts that run together.", lower_bound=1)
+
+
+def texts() -> list[str]:
+    if _TEXT.value and _INPUT_FILE.value:
+        raise ValueError("Give texts by --text or by --input_file, not by both.")
+    if _TEXT.value:
+        return _TEXT.value
+    lines = read_lines(_INPUT_FILE.value) if _INPUT_FILE.value else sys.stdin
+    return [line for line in map(_decoded, lines) if line]
+
+
+def _decoded(line: str | bytes) -> str:
+    return (line.decode("utf-8", "ignore") if isinstance(line, bytes) else line).strip()
+
+
+def main() -> None:
+    from tasks.fill_mask import FillMask  # late, so that --help does not wait for TensorFlow
+
+    lines = texts()
+    pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
+    fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
+    for line, masks in zip(lines, fill_mask(pairs, _TOP_K.value, _BATCH_SIZE.value), strict=True):
+        print(line)
+        for candidates in masks:
+            print("   " + "  ".join(f"{token} {probability:.3f}" for token, probability in candidates))
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,139 @@
+"""What stands at [MASK]: text in, words and their probabilities out.
+
+Axes in comments: B batch, T sequence length, P masked positions of the row that has most.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from data.tokenization import FullTokenizer, load_vocab
+from data.vocabulary_checks import casing_of_name, casing_of_vocab, check_size
+from modeling.checkpoint import load_checkpoint, read_checkpoint
+from modeling.config import BertConfig
+from modeling.models import PretrainingModel
+
+_HEAD = "cls/predictions/output_bias"
+_MASK = "[MASK]"
+
+Text = str | tuple[str, str]
+
+
+class Candidate(NamedTuple):
+    """A piece that may stand at a mask."""
+
+    token: str
+    probability: float
+
+
+class FillMask:
+    """Loads a model once and fills in as often as asked.
+
+    Example:
+        >>> fill_mask = FillMask.load("pretrained/bert-mini-books")
+        >>> [[candidates]] = fill_mask(["She opened the [MASK] and looked out."], top_k=1)
+
+    Args:
+        model: with trained weights.
+        tokenizer: with `never_split=("[MASK]",)`.
+        max_seq_length: longer texts are refused, since what is cut could be a mask.
+    """
+
+    def __init__(self, model: PretrainingModel, tokenizer: FullTokenizer, max_seq_length: int | None = None):
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_seq_length = max_seq_length or model.config.max_position_embeddings
+        self._ids = {token: tokenizer.vocab[token] for token in ("[CLS]", "[SEP]", _MASK)}
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        vocab_file: str | None = None,
+        bert_config_file: str | None = None,
+        do_lower_case: bool | None = None,
+    ) -> "FillMask":
+        """Loads whatever a person has, as `read_checkpoint` does; what lies beside the weights need not be named."""
+        checkpoint = read_checkpoint(path)
+        if _HEAD not in checkpoint.variables:
+            raise ValueError(
+                f"{path} has no masked LM head ({_HEAD} is missing): it cannot fill in words. Fine-tuned models and "
+                "sentence encoders have lost it; use a pre-trained checkpoint."
+            )
+        config = BertConfig.from_json_file(bert_config_file) if bert_config_file else checkpoint.config
+        vocab_file = vocab_file or checkpoint.vocab_file
+        if config is None or vocab_file is None:
+            missing = "bert_config_file" if config is None else "vocab_file"
+            raise ValueError(f"Nothing beside {path} tells the {missing.split('_file')[0]}: name it by --{missing}.")
+        vocab = load_vocab(vocab_file)
+        check_size(vocab, vocab_file, config.vocab_size)
+        answers = (do_lower_case, checkpoint.do_lower_case, casing_of_name(str(path)), casing_of_vocab(vocab), True)
+        do_lower_case = next(answer for answer in answers if answer is not None)
+        model = PretrainingModel(config)
+        load_checkpoint(model, checkpoint)
+        return cls(model, FullTokenizer(vocab=vocab, do_lower_case=do_lower_case, never_split=(_MASK,)))
+
+    def __call__(self, texts: Sequence[Text], top_k: int = 5, batch_size: int = 32) -> list[list[list[Candidate]]]:
+        """For each text, and each mask in it: the `top_k` likeliest pieces, the likeliest first.
+
+        Args:
+            texts: sentences, or pairs of them.
+            top_k: how many pieces.
+            batch_size: texts that run together, padded to the longest of them.
+        """
+        rows = [self._row(text) for text in texts]
+        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        results: list[list[list[Candidate]]] = [[] for _ in rows]
+        for start in range(0, len(rows), batch_size):
+            numbers = by_length[start : start + batch_size]
+            for number, result in zip(numbers, self._fill([rows[i] for i in numbers], top_k), strict=True):
+                results[number] = result
+        return results
+
+    def _row(self, text: Text) -> tuple[list[int], int]:
+        """Ids of [CLS] a [SEP] b [SEP], and where the second segment starts."""
+        parts = (text,) if isinstance(text, str) else tuple(text)
+        ids = [self._ids["[CLS]"]]
+        starts = []
+        for part in parts:
+            starts.append(len(ids))
+            ids += [*self._tokenizer.tokenize_to_ids(part), self._ids["[SEP]"]]
+        if self._ids[_MASK] not in ids:
+            raise ValueError(f"There is no {_MASK} in {' ||| '.join(parts)!r}.")
+        if len(ids) > self._max_seq_length:
+            raise ValueError(f"{parts[0][:60]!r}… has {len(ids)} pieces, but the model takes {self._max_seq_length}.")
+        return ids, starts[1] if len(starts) > 1 else len(ids)
+
+    def _fill(self, rows: list[tuple[list[int], int]], top_k: int) -> list[list[list[Candidate]]]:
+        masked = [[i for i, piece in enumerate(ids) if piece == self._ids[_MASK]] for ids, _ in rows]
+        length, predictions = max(len(ids) for ids, _ in rows), max(map(len, masked))
+        batch = {
+            "input_ids": _padded([ids for ids, _ in rows], length),
+            "input_mask": _padded([[1] * len(ids) for ids, _ in rows], length),
+            "segment_ids": _padded([[0] * b + [1] * (len(ids) - b) for ids, b in rows], length),
+            "masked_lm_positions": _padded(masked, predictions),
+        }
+        values, pieces = (array.numpy() for array in self._run(batch, tf.constant(top_k)))  # [B, P, top_k]
+        return [
+            [
+                [
+                    Candidate(self._tokenizer.inv_vocab.get(int(pieces[row, p, k]), "[UNK]"), float(values[row, p, k]))
+                    for k in range(values.shape[-1])
+                ]
+                for p in range(len(masked[row]))
+            ]
+            for row in range(len(rows))
+        ]
+
+    @tf.function(reduce_retracing=True)
+    def _run(self, batch, top_k):
+        logits = self._model(batch, training=False)["masked_lm_logits"]
+        probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))  # [B, P, V]
+        return tf.math.top_k(probabilities, tf.minimum(top_k, tf.shape(probabilities)[-1]))
+
+
+def _padded(rows: list[list[int]], length: int) -> tf.Tensor:
+    return tf.constant(np.array([row + [0] * (length - len(row)) for row in rows], np.int32))
