@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -20,7 +21,7 @@ def run(main) -> None:
     """Runs a script: `main()` without arguments, its flags parsed.
 
     Exit codes: 0, all went well; 1, a mistake in flags or files, told in one message on standard error; 75, told to
-    stop: everything is saved, and the same command continues.
+    stop: everything is saved, and the same command continues; 130, stopped by a second Ctrl-C.
     """
 
     def guarded(arguments: list[str]) -> None:
@@ -31,14 +32,26 @@ def run(main) -> None:
         try:
             main()
         except RunAgain as stopped:
-            print(f"{arguments[0]}: {stopped}", file=sys.stderr)
-            sys.exit(RUN_AGAIN_EXIT_CODE)
+            _leave(f"{arguments[0]}: {stopped}", RUN_AGAIN_EXIT_CODE)
+        except KeyboardInterrupt:
+            _leave(f"{arguments[0]}: stopped at once; what was saved before is there.", 130)
+        except app.UsageError:
+            raise
         except Exception as error:
-            if _DEBUG.value or not (message := _message(error)):
-                raise
-            sys.exit(f"{arguments[0]}: {message}")
+            message = _message(error)
+            if _DEBUG.value or not message:
+                traceback.print_exc()
+            _leave(f"{arguments[0]}: {message or 'that should not have happened.'}", 1)
 
     app.run(guarded)
+
+
+def _leave(message: str, code: int) -> None:
+    """Ends the process at once. Threads of an input pipeline that call into Python would keep it from ending."""
+    print(message, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _message(error: Exception) -> str | None:
@@ -50,6 +63,7 @@ def _message(error: Exception) -> str | None:
 
         if isinstance(error, tf.errors.OpError):
             # An error of ours that passed through TensorFlow is the last of those it quotes.
-            quoted = re.findall(r"^[\w.]+Error: (.+)$", str(error), re.MULTILINE)
+            quoted = re.findall(r"^[\w.]+Error: (.+)$|assertion failed: \[(.+?)\]", str(error), re.MULTILINE)
+            quoted = [own or asserted for own, asserted in quoted]
             return quoted[-1] if quoted else str(error).split("\n")[0]
     return None

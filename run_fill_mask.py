@@ -6,6 +6,7 @@ Texts come from --text, from --input_file or from standard input, one a line; `A
 """
 
 import sys
+from pathlib import Path
 
 from absl import flags
 
@@ -18,7 +19,7 @@ _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, instea
 # Model.
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
-    "pretrained/bert-mini-books",
+    str(Path(__file__).parent / "pretrained" / "bert-mini-books"),
     "A pre-trained model with its masked LM head, in any format that run_pretraining.py takes.",
 )
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")

@@ -27,9 +27,9 @@ from modeling.checkpoint import load_checkpoint
 from modeling.config import ATTENTIONS, BertConfig
 from modeling.models import PretrainingModel
 from tasks.pretraining import PretrainingTask
-from training.evaluation import Evaluator, latest_weights, write_results
+from training.evaluation import Evaluator, load_latest, write_results
 from training.loop import check_batch_size, train
-from training.state import write_text
+from training.state import RunRecord
 from training.strategy import is_chief
 
 # Required.
@@ -98,7 +98,10 @@ def validate_flags() -> BertConfig:
             f"--max_seq_length={_MAX_SEQ_LENGTH.value} is longer than what the model can learn: "
             f"max_position_embeddings in {_BERT_CONFIG_FILE.value} is {config.max_position_embeddings}."
         )
-    return dataclasses.replace(config, attention=_ATTENTION.value) if _ATTENTION.value else config
+    config = dataclasses.replace(config, attention=_ATTENTION.value) if _ATTENTION.value else config
+    if config.attention == "causal" and _USE_NEXT_SENTENCE.value:
+        raise ValueError("With --attention=causal, [CLS] sees nothing but itself: add --use_next_sentence=false.")
+    return config
 
 
 def open_input(pattern: str, flag: str, config: BertConfig) -> PretrainingInput:
@@ -118,6 +121,7 @@ def open_input(pattern: str, flag: str, config: BertConfig) -> PretrainingInput:
         masking=_MASKING.value,
         vocab=vocab,
         skip_corrupt=_SKIP_CORRUPT_RECORDS.value,
+        vocab_size=config.vocab_size,
         change=left_to_right if config.attention == "causal" else None,
     )
 
@@ -131,27 +135,18 @@ def main() -> None:
     task = PretrainingTask(_USE_NEXT_SENTENCE.value)
     with strategy.scope():
         model = PretrainingModel(config, **training_flags.model_options(seed))
-        if _INIT_CHECKPOINT.value:
-            logging.info("%s", load_checkpoint(model, _INIT_CHECKPOINT.value))
-    if is_chief(strategy):
-        write_settings(config)
-    evaluator = make_evaluator(strategy, model, task, eval_input)
+    evaluator = None
+    if _DO_EVAL.value or training_flags.evaluates_while_training():
+        evaluator = make_evaluator(strategy, model, task, eval_input)
+    step, results = _NUM_TRAIN_STEPS.value, None
     if _DO_TRAIN.value:
-        run_training(strategy, model, task, train_input, seed, config, evaluator)
+        results = run_training(strategy, model, task, train_input, seed, config, evaluator)
+    else:
+        step = load_weights(model, config)
     if _DO_EVAL.value:
-        step = _NUM_TRAIN_STEPS.value if _DO_TRAIN.value else load_latest(model)
-        results = evaluator()
+        results = results or evaluator()
         if is_chief(strategy):
-            write_results(_OUTPUT_DIR.value, results | {"global_step": step})
-
-
-def write_settings(config: BertConfig) -> None:
-    """What the weights need beside them to be used."""
-    output_dir = Path(_OUTPUT_DIR.value)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    write_text(output_dir / "bert_config.json", config.to_json_string())
-    if _VOCAB_FILE.value:
-        write_text(output_dir / "vocab.txt", Path(_VOCAB_FILE.value).read_text(encoding="utf-8"))
+            write_results(_OUTPUT_DIR.value, step, results)
 
 
 def make_evaluator(strategy, model, task, eval_input: PretrainingInput) -> Evaluator:
@@ -169,7 +164,10 @@ def make_evaluator(strategy, model, task, eval_input: PretrainingInput) -> Evalu
 def run_training(strategy, model, task, train_input: PretrainingInput, seed: int, config: BertConfig, evaluator):
     with strategy.scope():
         optimizer, loss_scale = training_flags.optimizer_for(model, _NUM_TRAIN_STEPS.value, _NUM_WARMUP_STEPS.value)
-    train(
+    settings = {"bert_config.json": config.to_json_string()}
+    if _VOCAB_FILE.value:
+        settings["vocab.txt"] = Path(_VOCAB_FILE.value).read_text(encoding="utf-8")
+    return train(
         strategy,
         model,
         task,
@@ -179,8 +177,10 @@ def run_training(strategy, model, task, train_input: PretrainingInput, seed: int
             strategy, _OUTPUT_DIR.value, _NUM_TRAIN_STEPS.value, _TRAIN_BATCH_SIZE.value, _MAX_SEQ_LENGTH.value, seed
         ),
         deciding_flags(train_input, seed, config),
+        settings,
+        functools.partial(initialize, model),
         loss_scale,
-        evaluator,
+        evaluator if training_flags.evaluates_while_training() else None,
     )
 
 
@@ -196,26 +196,29 @@ def deciding_flags(train_input: PretrainingInput, seed: int, config: BertConfig)
         _USE_NEXT_SENTENCE,
         _SKIP_CORRUPT_RECORDS,
     )
-    return (
-        training_flags.deciding(seed)
-        | {flag.name: flag.value for flag in named}
-        | {
-            "bert_config_file": config.to_dict(),
-            "input_file": f"{len(train_input.names)} files with {train_input.files.num_records} records",
-        }
-    )
+    of_data = {
+        "bert_config_file": config.to_dict(),
+        "attention": config.attention,
+        "input_file": train_input.describe(),
+    }
+    return training_flags.deciding(seed) | {flag.name: flag.value for flag in named} | of_data
 
 
-def load_latest(model: PretrainingModel) -> int:
-    """Takes the weights of the run in --output_dir, if there is one, and says its step; else keeps what it has."""
-    found = latest_weights(_OUTPUT_DIR.value)
-    if found is None and not _INIT_CHECKPOINT.value:
+def initialize(model: PretrainingModel) -> None:
+    if _INIT_CHECKPOINT.value:
+        logging.info("%s", load_checkpoint(model, _INIT_CHECKPOINT.value))
+
+
+def load_weights(model: PretrainingModel, config: BertConfig) -> int:
+    """For an evaluation alone: the weights of the run in --output_dir if there is one, else of --init_checkpoint."""
+    RunRecord(_OUTPUT_DIR.value).check_only("bert_config_file", config.to_dict())
+    step = load_latest(model, _OUTPUT_DIR.value)
+    if step is not None:
+        return step
+    if not _INIT_CHECKPOINT.value:
         raise ValueError(f"There is nothing to evaluate: no run in {_OUTPUT_DIR.value}, and no --init_checkpoint.")
-    if found is None:
-        return 0
-    prefix, step = found
-    logging.info("%s", load_checkpoint(model, prefix))
-    return step
+    initialize(model)
+    return 0
 
 
 if __name__ == "__main__":

@@ -116,9 +116,11 @@ _EVAL_EVERY_STEPS = flags.DEFINE_integer(
     "eval_every_steps", 0, "Evaluate every so many steps of training; 0 for only at the end.", lower_bound=0
 )
 
-# Flags above whose value decides what is learned, beyond the last digits.
+# Flags above whose value decides what is learned, beyond the last digits; parts of a batch draw dropout apart.
 _DECIDING = (
     _DTYPE,
+    _GRADIENT_ACCUMULATION_STEPS,
+    _DETERMINISTIC,
     _OPTIMIZER,
     _LEARNING_RATE,
     _BIAS_CORRECTION,
@@ -129,6 +131,7 @@ _DECIDING = (
 
 def start() -> tf.distribute.Strategy:
     """Sets TensorFlow up as the flags say; before anything else of it is used."""
+    _validate()
     keep_freed_memory()
     if _DETERMINISTIC.value:
         tf.config.experimental.enable_op_determinism()
@@ -141,6 +144,18 @@ def start() -> tf.distribute.Strategy:
         "Devices: %s with %d replica(s).", type(strategy).__name__, strategy.num_replicas_in_sync
     )
     return strategy
+
+
+def _validate() -> None:
+    """Refuses flags that contradict each other."""
+    if _USE_TPU.value and _DISTRIBUTION_STRATEGY.value not in ("auto", "tpu"):
+        raise ValueError(f"--use_tpu and --distribution_strategy={_DISTRIBUTION_STRATEGY.value} contradict each other.")
+    if _VIRTUAL_DEVICES.value > 1 and _DISTRIBUTION_STRATEGY.value not in ("auto", "mirrored"):
+        raise ValueError("--virtual_devices is for --distribution_strategy=mirrored.")
+    if _DTYPE.value == "mixed_float16" and _CLIP_EACH_REPLICA.value:
+        raise ValueError("--clip_each_replica does not go with --dtype=mixed_float16: use mixed_bfloat16.")
+    if _DETERMINISTIC.value and _SEED.value is None:
+        raise ValueError("--deterministic needs a --seed: without one, every new run draws its own.")
 
 
 def seed(output_dir: str, strategy: tf.distribute.Strategy) -> int:
@@ -196,6 +211,10 @@ def loop_options(
 
 def jit_compile(strategy: tf.distribute.Strategy) -> bool:
     return _JIT_COMPILE.value and not is_tpu(strategy)  # a TPU compiles in any case
+
+
+def evaluates_while_training() -> bool:
+    return _EVAL_EVERY_STEPS.value > 0
 
 
 def deciding(seed: int) -> Mapping[str, Any]:

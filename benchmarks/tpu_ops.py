@@ -16,12 +16,14 @@ from training.step import TrainStep
 _STRUCTURE = {"Placeholder", "NoOp"}
 
 
-def training_graphs(parts: int = 1, optimizer: str = "adamw", recompute: bool = False) -> list[tf.Graph]:
+def training_graphs(
+    parts: int = 1, optimizer: str = "adamw", recompute: bool = False, dtype: str = "float32", attention="bidirectional"
+) -> list[tf.Graph]:
     """The graph of a small model's step, and those of its loops; of a shape that is known beforehand."""
-    config = BertConfig.preset("tiny", vocab_size=50)
+    config = BertConfig.preset("tiny", vocab_size=50, attention=attention)
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        model = PretrainingModel(config, seed=1, recompute=recompute)
+        model = PretrainingModel(config, seed=1, recompute=recompute, dtype=dtype)
         built = OPTIMIZERS[optimizer](WarmupLinearDecay(1e-4, 100, 10))
         built.build(model.trainable_variables)
     step = TrainStep(strategy, model, PretrainingTask(), built, seed=1, parts=parts)

@@ -122,9 +122,12 @@ def left_to_right(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     hidden = tf.boolean_mask(tf.stack([rows, positions], axis=-1), is_real)
     ids = tf.tensor_scatter_nd_update(ids, hidden, tf.boolean_mask(batch["masked_lm_ids"], is_real))
     mask = batch["input_mask"]
+    weights = tf.cast(mask[:, :-1] * mask[:, 1:], tf.float32)  # [B, T - 1]
+    if "row_weights" in batch:
+        weights *= batch["row_weights"][:, tf.newaxis]
     return batch | {
         "input_ids": ids,
         "masked_lm_positions": tf.zeros_like(ids)[:, :-1] + tf.range(ids.shape[1] - 1),
         "masked_lm_ids": ids[:, 1:],
-        "masked_lm_weights": tf.cast(mask[:, :-1] * mask[:, 1:], tf.float32),
+        "masked_lm_weights": weights,
     }

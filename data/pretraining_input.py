@@ -1,7 +1,10 @@
 """Records of pre-training as a script sees them: checked against its flags, masked where they have to be."""
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -26,7 +29,7 @@ class PretrainingInput:
     files: RecordFiles
     masker: DynamicMasker | None
     corrupt: CorruptRecords
-    change: Callable | None  # what is done to each batch in the end
+    changes: tuple[Callable, ...]  # what is done to each batch in the end
 
     @classmethod
     def open(
@@ -37,6 +40,7 @@ class PretrainingInput:
         masking: str = "auto",
         vocab: Mapping[str, int] | None = None,
         skip_corrupt: bool = False,
+        vocab_size: int | None = None,
         change: Callable | None = None,
     ) -> "PretrainingInput":
         """Opens records, and raises where they are of another length or masking than wanted.
@@ -47,6 +51,7 @@ class PretrainingInput:
             masking: "static", "dynamic", or "auto" for whichever the records have.
             vocab: for dynamic masking.
             skip_corrupt: leave out records that cannot be read.
+            vocab_size: that of the model. Where no metadata says what the ids are, each batch is checked against it.
             change: a function from batch to batch, e.g. `left_to_right`.
         """
         names = tuple(name for name in names if not name.endswith(SUFFIX))
@@ -61,7 +66,10 @@ class PretrainingInput:
         masker = None
         if found.masking == "dynamic":
             masker = _masker(names[0], vocab, max_seq_length, max_predictions_per_seq)
-        return cls(names, files, masker, corrupt, change)
+        changes = [change] if change else []
+        if vocab_size and not all(map(load_metadata, names)):
+            changes.insert(0, functools.partial(_checked, vocab_size=vocab_size))
+        return cls(names, files, masker, corrupt, tuple(changes))
 
     def training_batches(self, batch_size: int, seed: int, start_step: int, worker: int, num_workers: int):
         """See `data.records.training_batches`."""
@@ -80,8 +88,27 @@ class PretrainingInput:
     def num_evaluation_batches(self, batch_size: int) -> int:
         return num_evaluation_batches(self.files, batch_size)
 
+    def describe(self) -> str:
+        """Enough to tell these records from others, and from the same ones after they were made again otherwise."""
+        digest = hashlib.sha256()
+        for name in self.names:
+            metadata = load_metadata(name)
+            made_of = (metadata.flags, metadata.inputs, metadata.vocab_sha256) if metadata else ()
+            digest.update(repr((Path(name).name, tf.io.gfile.stat(name).length, made_of)).encode())
+        return f"{len(self.names)} files, {self.files.num_records} records, {digest.hexdigest()[:12]}"
+
     def _changed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        return batches.map(self.change, num_parallel_calls=2).prefetch(2) if self.change else batches
+        for change in self.changes:
+            batches = batches.map(change, num_parallel_calls=2).prefetch(2)
+        return batches
+
+
+def _checked(batch, vocab_size: int):
+    """The batch, if the model has all of its ids: a lookup beyond the table is an error on some devices only."""
+    largest = tf.reduce_max([tf.reduce_max(batch[name]) for name in ("input_ids", "masked_lm_ids")])
+    message = f"The records have ids that the model does not: vocab_size in --bert_config_file is {vocab_size}."
+    with tf.control_dependencies([tf.debugging.assert_less(largest, vocab_size, message)]):
+        return {name: tf.identity(tensor) for name, tensor in batch.items()}
 
 
 def _masker(file: str, vocab, max_seq_length: int, max_predictions_per_seq: int) -> DynamicMasker:

@@ -66,8 +66,8 @@ def find_checkpoint(path: str | Path) -> str:
 
     Args:
         path: the prefix itself (`…/bert_model.ckpt`), one of its files (`….index`), or a directory with
-            `bert_model.ckpt`, with the `checkpoint` file that TensorFlow leaves in its output, or with a single
-            checkpoint of any name.
+            `bert_model.ckpt`, with the `checkpoint` file that TensorFlow leaves in its output, with a single
+            checkpoint of any name, or with states of a training run that is not done.
 
     Raises:
         CheckpointError: there is none, or more than one.
@@ -95,6 +95,9 @@ def _find_in_directory(directory: Path) -> str:
     if latest := tf.train.latest_checkpoint(str(directory)):
         return latest
     prefixes = sorted(str(index.with_suffix("")) for index in directory.glob("*.index"))
+    if not prefixes and (states := list((directory / "train_state").glob("step-*.index"))):  # a run of ours, not done
+        newest = max(states, key=lambda index: int(index.stem.removeprefix("step-")))
+        return str(newest.with_suffix(""))
     if not prefixes:
         raise CheckpointError(f"There is no checkpoint in {directory}: no file there ends in .index.")
     if len(prefixes) > 1:

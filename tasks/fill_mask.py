@@ -64,6 +64,8 @@ class FillMask:
                 "sentence encoders have lost it; use a pre-trained checkpoint."
             )
         config = BertConfig.from_json_file(bert_config_file) if bert_config_file else checkpoint.config
+        if config is not None and config.attention == "causal":
+            raise ValueError(f"{path} was trained from left to right: it tells the next word, and does not fill in.")
         vocab_file = vocab_file or checkpoint.vocab_file
         if config is None or vocab_file is None:
             missing = "bert_config_file" if config is None else "vocab_file"

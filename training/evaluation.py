@@ -1,16 +1,18 @@
 """Figures of a model on data that is gone through once."""
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from modeling.google import CHECKPOINT_NAME
-from training.state import TrainState, write_text
+from modeling.checkpoint import Checkpoint, load_checkpoint
+from modeling.google import CHECKPOINT_NAME, read_variables
+from training.reports import store_once
+from training.state import RunRecord, TrainState, write_text
 from training.step import Task, distributed
+from training.workers import lost_worker_means_run_again
 
 
 class Evaluator:
@@ -43,19 +45,24 @@ class Evaluator:
     def __call__(self) -> dict[str, float]:
         """The figures of the task, and `loss`: the mean of the losses of all batches, as in the original."""
         iterator = distributed(self._strategy, self._batches_of_worker)
-        totals = {name: float(total) for name, total in self._run(iterator, tf.constant(self._num_steps)).items()}
-        return {"loss": totals["loss"] / self._num_steps} | self._task.figures(totals)
+        with lost_worker_means_run_again(self._strategy):
+            totals = self._run(iterator, tf.constant(self._num_steps))
+            totals = {name: float(total) for name, total in totals.items()}
+        return {"loss": totals["loss"] / max(totals["batches"], 1.0)} | self._task.figures(totals)
 
     @tf.function(reduce_retracing=True)
     def _run(self, iterator, num_steps):
-        totals = dict.fromkeys((*self._task.measures, "loss"), tf.constant(0.0))
+        totals = dict.fromkeys((*self._task.measures, "loss", "batches"), tf.constant(0.0))
         for _ in tf.range(num_steps):
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
             measured = {
-                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
-                for name, value in measured.items()
+                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, measured[name], axis=None)
+                for name in self._task.measures
             }
-            measured["loss"] = self._task.loss(measured, measured)
+            # A batch that consists of filling alone, where records could not be read, counts for nothing.
+            is_real = tf.reduce_max([measured[name] for name in self._task.measures if name.endswith("_count")]) > 0.0
+            measured["loss"] = tf.where(is_real, self._task.loss(measured, measured), 0.0)
+            measured["batches"] = tf.cast(is_real, tf.float32)
             totals = {name: totals[name] + measured[name] for name in totals}
         return totals
 
@@ -63,25 +70,27 @@ class Evaluator:
         return self._task.counts(batch) | self._task.sums(self._model(batch, training=False), batch)
 
 
-def perplexity(loss: float) -> float:
-    """How many equally likely words a mean loss in nats stands for."""
-    return math.exp(min(loss, 700.0))
+def load_latest(model: keras.Model, output_dir: str | Path) -> int | None:
+    """Sets the weights of the run in a directory, done or under way, and says its step; None where there is no run."""
+    step, values = TrainState(output_dir, {}).newest()
+    if step is None:
+        prefix = Path(output_dir) / CHECKPOINT_NAME
+        if not prefix.with_name(f"{CHECKPOINT_NAME}.index").is_file():
+            return None
+        values = read_variables(prefix)
+        step = (RunRecord(output_dir).load() or {}).get("num_train_steps", 0)
+    load_checkpoint(model, Checkpoint(str(output_dir), "google", values, config=None))
+    logging.getLogger(__name__).info("Weights of step %d in %s.", step, output_dir)
+    return step
 
 
-def latest_weights(output_dir: str | Path) -> tuple[str, int] | None:
-    """The newest checkpoint of a run that is done or under way, and its step; None where there is none."""
-    state = TrainState(output_dir, {})
-    if step := state.restore():
-        return state.prefix(step), step
-    prefix = Path(output_dir) / CHECKPOINT_NAME
-    return (str(prefix), 0) if prefix.with_name(f"{CHECKPOINT_NAME}.index").is_file() else None
-
-
-def write_results(output_dir: str | Path, results: Mapping[str, float], name: str = "eval_results.txt") -> None:
-    """Writes and logs results as the original did: `key = value`, sorted."""
+def write_results(output_dir: str | Path, step: int, figures: Mapping[str, float]) -> None:
+    """Writes eval_results.txt as the original did, sorted `key = value`, and adds the figures to the reports."""
+    results = dict(figures) | {"global_step": step}
     lines = [f"{key} = {results[key]}" for key in sorted(results)]
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_text(Path(output_dir) / name, "".join(line + "\n" for line in lines))
+    write_text(Path(output_dir) / "eval_results.txt", "".join(line + "\n" for line in lines))
+    store_once(output_dir, step, figures, kind="eval")
     log = logging.getLogger(__name__)
     log.info("***** Eval results *****")
     for line in lines:

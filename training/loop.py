@@ -16,17 +16,18 @@ from modeling.checkpoint import save_checkpoint
 from modeling.google import CHECKPOINT_NAME
 from training.loss_scale import DynamicLossScale
 from training.reports import Reports
-from training.state import RunRecord, TrainState, locked, variables_of
+from training.state import RunRecord, TrainState, locked, variables_of, write_text
 from training.step import Task, TrainStep, distributed
 from training.stopping import RunAgain, StopSignals
 from training.strategy import is_chief
+from training.workers import lost_worker_means_run_again, sum_over_replicas
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions:
-    """How a run goes on. Beyond the last digits, nothing here but `seed` changes its numbers."""
+    """How a run goes on. Of these, `seed` and (by way of dropout) `parts` decide its numbers."""
 
     output_dir: str
     num_train_steps: int
@@ -60,9 +61,11 @@ def train(
     batches_from: Callable[[int, int, int], tf.data.Dataset],
     options: LoopOptions,
     flags: Mapping[str, Any],
+    settings: Mapping[str, str],
+    initialize: Callable[[], None] | None = None,
     loss_scale: DynamicLossScale | None = None,
     evaluate: Callable[[], dict[str, float]] | None = None,
-) -> None:
+) -> dict[str, float] | None:
     """Trains up to the last step, from wherever an earlier run in the same directory got to.
 
     Args:
@@ -71,40 +74,64 @@ def train(
         batches_from: `(first_step, worker, num_workers)` -> that worker's share of all batches from that step on.
         options: see there.
         flags: what decides the numbers of the run. Another run in the same directory has to agree.
+        settings: name -> text of files that go with the weights, like `bert_config.json`.
+        initialize: sets the first weights of a run that starts.
         evaluate: gives figures for TensorBoard and metrics.jsonl, every `eval_every_steps`.
+
+    Returns:
+        The figures of an evaluation after the last step, if there was one.
 
     Raises:
         RunAgain: a signal came, and everything is saved.
     """
     chief = is_chief(strategy)
-    with locked(options.output_dir) if chief else contextlib.nullcontext():
+    held = locked(options.output_dir) if chief else contextlib.nullcontext()
+    with held, StopSignals() as signals, lost_worker_means_run_again(strategy):
         state_variables = variables_of(model, optimizer) | (loss_scale.named_state() if loss_scale else {})
         state = TrainState(options.output_dir, state_variables, options.keep_states)
-        record = RunRecord(options.output_dir)
-        if record.load():
-            record.check(flags)
-        elif chief:
-            record.save(flags)
+        _agree_on_flags(strategy, state, options.output_dir, flags)
         if chief:
             state.clear_leftovers()
-        step = _restore(state, options)
+            for name, text in settings.items():
+                write_text(Path(options.output_dir) / name, text)
+        step = _restore(strategy, state, options)
+        if step == 0 and initialize:
+            initialize()
+        figures = None
         if step < options.num_train_steps:
             train_step = TrainStep(
                 strategy, model, task, optimizer, options.seed, options.parts, loss_scale, options.jit_compile
             )
             iterator = distributed(strategy, lambda worker, workers: batches_from(step, worker, workers))
-            _Loop(strategy, task, optimizer, train_step, state, options, evaluate).run(iterator, step)
+            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals)
+            figures = loop.run(iterator, step)
         if chief:
             save_checkpoint(model, Path(options.output_dir) / CHECKPOINT_NAME)
+        return figures
 
 
-def _restore(state: TrainState, options: LoopOptions) -> int:
-    step = state.restore()
+def _agree_on_flags(strategy, state: TrainState, output_dir: str, flags: Mapping[str, Any]) -> None:
+    """Sees that the flags are those of the run that is there, or writes down those of a new one."""
+    record = RunRecord(output_dir)
+    flags = dict(flags) | {"replicas": strategy.num_replicas_in_sync}
+    if is_chief(strategy) and not state.steps():  # nothing there that could be continued
+        record.save(flags)
+    sum_over_replicas(strategy, 0.0)  # the others read what the first has written
+    record.check(flags)
+
+
+def _restore(strategy, state: TrainState, options: LoopOptions) -> int:
+    found = state.restore()
+    step = found or 0
+    if sum_over_replicas(strategy, float(step)) != float(step) * strategy.num_replicas_in_sync:
+        raise ValueError(
+            f"This worker found a state of step {step} in {options.output_dir}, and others found other ones. The "
+            "directory has to be the same for all workers, on a file system that they share."
+        )
     log = logging.getLogger(__name__)
-    if step is None:
+    if found is None:
         log.info("A new run in %s.", options.output_dir)
-        return 0
-    if step < options.num_train_steps:
+    elif step < options.num_train_steps:
         log.info("Continuing the run in %s from step %d.", options.output_dir, step)
     else:
         log.info("The run in %s is done: it has all of its %d steps.", options.output_dir, step)
@@ -114,7 +141,7 @@ def _restore(state: TrainState, options: LoopOptions) -> int:
 class _Loop:
     """From one step to the last, with all that happens on the way."""
 
-    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate):
+    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals):
         self._strategy = strategy
         self._task = task
         self._optimizer = optimizer
@@ -122,8 +149,10 @@ class _Loop:
         self._state = state
         self._options = options
         self._evaluate = evaluate
+        self._signals = signals
 
-    def run(self, iterator, step: int) -> None:
+    def run(self, iterator, step: int) -> dict[str, float] | None:
+        """Trains from `step` on; gives the figures of the evaluation after the last step, if there was one."""
         options = self._options
         reports = Reports(
             options.output_dir,
@@ -133,22 +162,22 @@ class _Loop:
             options.batch_size * options.seq_length,
             write=is_chief(self._strategy),
         )
-        totals, last_look, is_first_call = {}, time.monotonic(), True
-        with reports, StopSignals() as signals:
+        totals, last_look, is_first_call, evaluated = {}, time.monotonic(), True, None
+        with reports:
             while step < options.num_train_steps:
                 until = min(_next_multiple(step, every) for every in self._intervals())
                 num_steps = min(options.steps_per_call, until - step)
-                measured = self._run_steps(iterator, step, num_steps)
+                measured = self._train_step.run(iterator, tf.constant(num_steps))
                 step += num_steps
                 totals = {name: totals.get(name, 0.0) + value for name, value in measured.items()}
-                if is_first_call:  # most of it was tracing and compiling
-                    self._figures(totals, step)
+                if is_first_call:  # most of it was tracing and compiling: speeds are those after it
+                    float(measured["loss"])  # waits for the device
                     reports.restart_clock(step)
                     is_first_call = False
-                stop = self._is_any(signals.received)
+                stop = sum_over_replicas(self._strategy, float(self._signals.received)) > 0  # all after the same step
                 is_saved = stop or self._is_due(step, options.save_every_steps)
                 is_logged = is_saved or self._is_due(step, options.log_every_steps)
-                is_evaluated = self._evaluate and self._is_due(step, options.eval_every_steps)
+                is_evaluated = self._evaluate and not stop and self._is_due(step, options.eval_every_steps)
                 if is_logged or is_evaluated or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
                     figures = self._figures(totals, step) | reports.speeds(step)
                     reports.show(step, figures)
@@ -157,7 +186,10 @@ class _Loop:
                     reports.store(step, figures)
                     totals = {}
                 if is_evaluated:
-                    self._tell_evaluation(reports, step)
+                    evaluated = self._evaluate()
+                    reports.store(step, evaluated, kind="eval")
+                    told = ", ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
+                    reports.say(f"Step {step}, evaluation: {told}")
                 if is_saved and is_chief(self._strategy):
                     self._state.save(step)
                 if is_logged or is_evaluated:
@@ -167,17 +199,7 @@ class _Loop:
                         f"Stopped after step {step} of {options.num_train_steps}, and saved it. Run the same command "
                         "again to continue."
                     )
-
-    def _run_steps(self, iterator, step: int, num_steps: int):
-        try:
-            return self._train_step.run(iterator, tf.constant(num_steps))
-        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-            if not _is_multi_worker(self._strategy):
-                raise
-            raise RunAgain(
-                f"Another worker went away after step {step}. Start all of them again with the same command: they "
-                "continue from the last state that was saved."
-            ) from error
+        return evaluated if is_evaluated else None
 
     def _intervals(self) -> list[int]:
         """Every how many steps something happens; a call to the device does not go beyond."""
@@ -196,35 +218,10 @@ class _Loop:
             first = step - int(totals["steps"]) + 1
             raise ValueError(
                 f"The loss became {loss} between step {first} and step {step}; nothing of that was saved. Lower "
-                "--learning_rate, raise --num_warmup_steps, or use --dtype=float32."
+                "--learning_rate, raise --num_warmup_steps or use --dtype=float32, in another --output_dir."
             )
         figures = {"loss": loss} | self._task.figures(totals)
         return figures | {"learning_rate": _learning_rate(self._optimizer, step - 1)}
-
-    def _tell_evaluation(self, reports: Reports, step: int) -> None:
-        figures = self._evaluate()
-        reports.store(step, figures, kind="eval")
-        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        reports.say(f"Step {step}, evaluation: {told}")
-
-    def _is_any(self, stop: bool) -> bool:
-        """Whether any worker was told to stop: they have to do so after the same step."""
-        if not _is_multi_worker(self._strategy):
-            return stop
-        return bool(_sum_over_workers(self._strategy, tf.constant(float(stop))) > 0.0)
-
-
-def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-
-
-@tf.function
-def _sum_over_workers(strategy, value):
-    def of_replica(value):
-        # A copy, since a tensor from outside has no device that the sum could go to.
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
-
-    return strategy.experimental_local_results(strategy.run(of_replica, args=(value,)))[0]
 
 
 def _next_multiple(step: int, every: int) -> int:

@@ -36,11 +36,10 @@ class Reports:
         self._output_dir = Path(output_dir)
         self._write = write
         self._per_step = {"sequences_per_second": sequences_per_step, "tokens_per_second": tokens_per_step}
-        self._metrics_file = self._output_dir / "metrics.jsonl"
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
         if write:
             self._output_dir.mkdir(parents=True, exist_ok=True)
-            _cut(self._metrics_file, first_step)
+            _cut(self._output_dir / "metrics.jsonl", first_step)
         self._bar = tqdm(
             total=num_train_steps, initial=first_step, unit=" steps", desc="Training", disable=not write, smoothing=0.1
         )
@@ -66,15 +65,12 @@ class Reports:
             return
         if kind not in self._writers:
             self._writers[kind] = tf.summary.create_file_writer(str(self._output_dir / kind))
-        with self._writers[kind].as_default():
-            for name, value in figures.items():
-                tf.summary.scalar(name, value, step=step)
-        self._writers[kind].flush()
-        with open(self._metrics_file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+        _store(self._output_dir, self._writers[kind], step, figures, kind)
 
     def speeds(self, step: int) -> dict[str, float]:
-        """Per second, since `restart_clock`."""
+        """Per second, since `restart_clock`; nothing when no step was made since."""
+        if step == self._step:
+            return {}
         seconds = max(time.monotonic() - self._clock, 1e-9)
         return {name: count * (step - self._step) / seconds for name, count in self._per_step.items()}
 
@@ -87,6 +83,25 @@ class Reports:
         """A line above the bar."""
         if self._write:
             self._bar.write(message)
+
+
+def store_once(output_dir: str | Path, step: int, figures: Mapping[str, float], kind: str) -> None:
+    """Adds figures to those of a run, outside of its loop, if that step has none of this kind yet."""
+    path = Path(output_dir) / "metrics.jsonl"
+    if path.exists() and any(line["step"] == step for line in read_metrics(output_dir, kind)):
+        return
+    writer = tf.summary.create_file_writer(str(Path(output_dir) / kind))
+    _store(Path(output_dir), writer, step, figures, kind)
+    writer.close()
+
+
+def _store(output_dir: Path, writer, step: int, figures: Mapping[str, float], kind: str) -> None:
+    with writer.as_default():
+        for name, value in figures.items():
+            tf.summary.scalar(name, value, step=step)
+    writer.flush()
+    with open(output_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
 
 
 def read_metrics(output_dir: str | Path, kind: str | None = None) -> list[dict[str, float]]:

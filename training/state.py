@@ -41,27 +41,34 @@ class TrainState:
 
     def save(self, step: int) -> None:
         """Writes the state of a step: aside, then moved into place; then lets go of the oldest."""
-        google.write_variables(
-            {name: _to_numpy(variable) for name, variable in self._variables.items()},
-            self.prefix(step),
-        )
+        values = {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables.items()}
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise ValueError(
+                    f"{name} is not finite after step {step}, so this state was not saved; those before it are there. "
+                    "Start anew in another --output_dir with a lower --learning_rate or more --num_warmup_steps."
+                )
+        google.write_variables(values, self.prefix(step))
         for old in self.steps()[: -self._keep]:
             _delete(self.directory, old)
 
     def restore(self) -> int | None:
         """Sets all variables from the newest whole state and says its step; None where there is none yet."""
-        for step in reversed(self.steps()):
-            prefix = self.prefix(step)
-            try:
-                values = google.read_variables(prefix, with_optimizer=True)
-            except CheckpointError as error:
-                logging.getLogger(__name__).warning("Passed over the state of step %d: %s", step, error)
-                continue
-            self._check(values, prefix)
+        step, values = self.newest()
+        if step is not None:
+            self._check(values, self.prefix(step))
             for name, variable in self._variables.items():
                 variable.assign(values[name])
-            return step
-        return None
+        return step
+
+    def newest(self) -> tuple[int | None, dict[str, np.ndarray]]:
+        """The newest state that is whole: its step, None where there is none, and its values by name."""
+        for step in reversed(self.steps()):
+            try:
+                return step, google.read_variables(self.prefix(step), with_optimizer=True)
+            except CheckpointError as error:
+                logging.getLogger(__name__).warning("Passed over the state of step %d: %s", step, error)
+        return None, {}
 
     def steps(self) -> list[int]:
         """Steps that a state was written for, the oldest first."""
@@ -70,7 +77,8 @@ class TrainState:
 
     def clear_leftovers(self) -> None:
         """Removes what writers that were killed have left behind. Only for whoever holds the lock."""
-        for path in self.directory.glob(f".{_PREFIX}*"):
+        asides = [*self.directory.glob(f".{_PREFIX}*"), *self.directory.parent.glob(f".{google.CHECKPOINT_NAME}.*")]
+        for path in asides:
             shutil.rmtree(path, ignore_errors=True)
         whole = {f"{_PREFIX}{step}" for step in self.steps()}
         for path in self.directory.glob(f"{_PREFIX}*.data-*"):
@@ -96,10 +104,6 @@ def variables_of(model: keras.Model, optimizer) -> dict[str, Any]:
     return {variable.path: variable for variable in model.weights} | optimizer.named_state()
 
 
-def _to_numpy(variable) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable)
-
-
 def _delete(directory: Path, step: int) -> None:
     (directory / f"{_PREFIX}{step}.index").unlink(missing_ok=True)  # first: without it the data is not a checkpoint
     for data in directory.glob(f"{_PREFIX}{step}.data-*"):
@@ -107,7 +111,10 @@ def _delete(directory: Path, step: int) -> None:
 
 
 class RunRecord:
-    """The seed and the flags of a run, so that the same command continues it and another one is refused."""
+    """The seed and the flags of a run, so that the same command continues it and another one is refused.
+
+    Only the number of replicas may change, with a warning: machines come and go.
+    """
 
     def __init__(self, output_dir: str | Path):
         self._path = Path(output_dir) / "train_state" / "run.json"
@@ -126,19 +133,38 @@ class RunRecord:
 
     def check(self, flags: Mapping[str, Any]) -> None:
         """Raises where a flag has another value than in the run that is there."""
-        before = self.load() or {}
-        # Through JSON, where a tuple is a list.
-        now = json.loads(json.dumps(dict(flags)))
-        changed = [
-            f"--{name} was {before.get(name)!r} and is {now.get(name)!r} now"
-            for name in sorted(before.keys() | now.keys())
-            if before.get(name) != now.get(name)
-        ]
+        before, now = self.load() or {}, json.loads(json.dumps(dict(flags)))  # in JSON a tuple is a list
+        old_replicas, replicas = before.pop("replicas", None), now.pop("replicas", None)
+        if old_replicas != replicas:
+            logging.getLogger(__name__).warning(
+                "The run had %s replicas and has %s now. Its batches stay the same, but dropout draws other numbers.",
+                old_replicas,
+                replicas,
+            )
+        changed = _differences(before, now)
         if changed:
             raise ValueError(
                 f"{self._path.parent.parent} holds a run with other flags: {'; '.join(changed)}. To continue it, use "
                 "its flags; to start another, use another --output_dir (with --init_checkpoint for its weights)."
             )
+
+    def check_only(self, name: str, value: Any) -> None:
+        """Raises where the run that is there had another value of one flag; says nothing where there is no run."""
+        before = self.load() or {}
+        if name in before and (changed := _differences({name: before[name]}, json.loads(json.dumps({name: value})))):
+            raise ValueError(f"{self._path.parent.parent} holds a run with other flags: {'; '.join(changed)}.")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What changed, by the names of flags; within a config, by its keys."""
+    differences = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += [f"in --{name}, {difference.removeprefix('--')}" for difference in _differences(old, new)]
+        elif old != new:
+            differences.append(f"--{name} was {old!r} and is {new!r} now")
+    return differences
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 A batch may be spread over replicas, and each replica may go through its share in several parts. Losses are sums divided
 by counts (of masked words, of sentences). The counts of the whole batch are added up first, so that every part is
-divided by the same number and the gradient is that of the whole batch, however uneven the parts are.
+divided by the same number and the gradient is that of the whole batch, however uneven the parts are. Only with
+`clip_each_replica` each replica takes the mean over its own share, as the original did on TPUs.
 """
 
 from typing import Protocol
@@ -77,8 +78,9 @@ class TrainStep:
         for _ in tf.range(num_steps):
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
             measured = {
-                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
-                for name, value in measured.items()
+                # In this order, which has to be the same in all workers.
+                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, measured[name], axis=None)
+                for name in self._task.measures
             }
             measured |= {"loss": self._task.loss(measured, measured), "steps": tf.constant(1.0)}
             totals = {name: totals[name] + measured[name] for name in totals}
@@ -88,7 +90,9 @@ class TrainStep:
         """The step of one replica, with its share of a batch; gives its own counts and sums."""
         context = tf.distribute.get_replica_context()
         counts = self._task.counts(batch)
-        all_counts = context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
+        all_counts = counts
+        if not self._optimizer.clip_each_replica:
+            all_counts = context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
         seed = tf.random.experimental.stateless_fold_in(
             [self._seed, context.replica_id_in_sync_group], tf.cast(self._optimizer.iterations, tf.int32)
         )
@@ -111,7 +115,7 @@ class TrainStep:
         }
         seeds = tf.random.experimental.stateless_split(seed, self._parts)
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
-        sums = dict.fromkeys(set(self._task.measures) - set(all_counts), tf.constant(0.0))
+        sums = {name: tf.constant(0.0) for name in self._task.measures if name not in all_counts}
         for part in tf.range(self._parts):
             of_part = {name: tensor[part] for name, tensor in split.items()}
             more_gradients, more_sums = self._gradients_of_part(of_part, all_counts, seeds[part])

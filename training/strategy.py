@@ -26,13 +26,13 @@ def make_strategy(
     """Builds a strategy. Call it before anything else of TensorFlow: it decides which devices there are.
 
     Args:
-        name: one of `STRATEGIES`. "auto" takes the TPU if there is an address, several workers if TF_CONFIG names
-            them, all GPUs if there is more than one, and else one device.
+        name: one of `STRATEGIES`. "auto" takes several workers if TF_CONFIG names them, all GPUs (or virtual devices)
+            if there is more than one, and else one device.
         tpu: address of the TPU, or None.
         virtual_devices: split the CPU into so many devices, to try "mirrored" on a machine without GPUs.
     """
     if name == "auto":
-        name = _choose(tpu)
+        name = _choose(virtual_devices)
     if virtual_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * virtual_devices)
@@ -54,17 +54,16 @@ def is_tpu(strategy: tf.distribute.Strategy) -> bool:
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes files: always, but for all workers after the first."""
     resolver = strategy.cluster_resolver
-    if resolver is None or is_tpu(strategy):
+    if resolver is None or is_tpu(strategy) or not resolver.task_type:
         return True
-    return resolver.task_type in (None, "chief") or (resolver.task_type == "worker" and resolver.task_id == 0)
+    first = "chief" if "chief" in resolver.cluster_spec().as_dict() else "worker"
+    return (resolver.task_type, resolver.task_id) == (first, 0)
 
 
-def _choose(tpu: TpuAddress | None) -> str:
-    if tpu is not None:
-        return "tpu"
+def _choose(virtual_devices: int) -> str:
     if len(_workers()) > 1:
         return "multi_worker"
-    return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "one_device"
+    return "mirrored" if max(len(tf.config.list_physical_devices("GPU")), virtual_devices) > 1 else "one_device"
 
 
 def _mirrored(virtual_devices: int) -> tf.distribute.Strategy:
@@ -107,8 +106,8 @@ def _connect_to_tpu(address: TpuAddress) -> tf.distribute.Strategy:
         strategy = tf.distribute.TPUStrategy(resolver)
     except Exception as error:  # many kinds, from a missing library to a wrong address; all mean the same
         raise ValueError(
-            f"The TPU --tpu_name={where} cannot be reached: {str(error).splitlines()[0]} On a TPU VM, install "
-            "tensorflow-tpu and use --tpu_name=local; docs/tpu.md tells the rest."
+            f"The TPU --tpu_name={where} cannot be reached ({type(error).__name__}: {str(error).strip()[:200]}). On a "
+            "TPU VM, install tensorflow-tpu and use --tpu_name=local; docs/tpu.md tells the rest."
         ) from error
     if strategy.num_replicas_in_sync != address.num_cores:
         logging.getLogger(__name__).warning(

@@ -146,3 +146,5 @@ def test_left_to_right_puts_back_what_was_hidden_and_asks_for_the_next_piece(gol
     np.testing.assert_array_equal(found["masked_lm_ids"], whole[:, 1:])
     np.testing.assert_array_equal(found["masked_lm_positions"], np.tile(np.arange(127), (16, 1)))
     np.testing.assert_array_equal(found["masked_lm_weights"].sum(axis=1), batch["input_mask"].sum(axis=1) - 1)
+    last = list(batches.map(left_to_right).as_numpy_iterator())[-1]  # 104 records: half of it only fills up
+    assert (last["masked_lm_weights"].sum(axis=1) > 0).tolist() == [True] * 8 + [False] * 8

@@ -116,8 +116,8 @@ def test_without_next_sentence_its_weights_are_left_alone(batches):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"parts": 2}, {"optimizer": "lamb"}, {"recompute": True}],
-    ids=["plain", "parts", "lamb", "recompute"],
+    [{}, {"parts": 2}, {"optimizer": "lamb"}, {"recompute": True}, {"dtype": "mixed_bfloat16", "attention": "causal"}],
+    ids=["plain", "parts", "lamb", "recompute", "bfloat16"],
 )
 def test_a_tpu_could_compile_it(options):
     """There is none here. What can be known: every operation has a kernel in XLA, and every shape is fixed."""

@@ -1,10 +1,11 @@
 import subprocess
 import sys
+import types
 
 import pytest
 import tensorflow as tf
 
-from training.strategy import TpuAddress, is_chief, make_strategy
+from training.strategy import is_chief, make_strategy
 
 
 def test_one_device_where_there_is_one():
@@ -32,15 +33,23 @@ def test_a_tpu_that_is_not_there_is_said_to_be_not_there():
     script = """
 from training.strategy import TpuAddress, make_strategy
 try:
-    make_strategy("auto", TpuAddress("local"))
+    make_strategy("tpu", TpuAddress("local"))
 except ValueError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert "The TPU --tpu_name=local cannot be reached" in said.stdout
+    assert "The TPU --tpu_name=local cannot be reached (NotFoundError: TPUs not found in the cluster" in said.stdout
     assert "docs/tpu.md" in said.stdout
 
 
-def test_an_address_of_a_tpu_decides():
-    with pytest.raises(ValueError, match="cannot be reached"):
-        make_strategy("auto", TpuAddress("no-such-tpu", zone="nowhere", project="none"))
+def test_one_worker_is_the_first(monkeypatch):
+    def chief_of(cluster, kind, index):
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), task_type=kind, task_id=index
+        )
+        return is_chief(types.SimpleNamespace(cluster_resolver=resolver))
+
+    two = {"worker": ["a:1", "b:1"]}
+    assert [chief_of(two, "worker", index) for index in range(2)] == [True, False]
+    with_chief = {"chief": ["c:1"], "worker": ["a:1"]}
+    assert [chief_of(with_chief, *who) for who in (("chief", 0), ("worker", 0))] == [True, False]
