@@ -110,7 +110,7 @@ class TrainStep:
         if self._parts == 1:
             return self._gradients_of_part(batch, all_counts, seed)
         split = {
-            name: tf.reshape(tensor, [self._parts, tensor.shape[0] // self._parts, *tensor.shape[1:]])
+            name: tf.reshape(tensor, [self._parts, -1, *tensor.shape[1:]])  # several workers do not know how many rows
             for name, tensor in batch.items()
         }
         seeds = tf.random.experimental.stateless_split(seed, self._parts)
