@@ -82,6 +82,8 @@ def _read_google(path: str) -> Checkpoint:
     variables = google.read_variables(prefix)
     name_prefix = _name_prefix(variables, prefix)
     directory = Path(prefix).parent
+    if directory.name == "train_state":  # of a run of ours that is not done
+        directory = directory.parent
     config_file, vocab_file = directory / "bert_config.json", directory / "vocab.txt"
     return _checked(
         Checkpoint(

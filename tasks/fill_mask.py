@@ -33,7 +33,7 @@ class FillMask:
     """Loads a model once and fills in as often as asked.
 
     Example:
-        >>> fill_mask = FillMask.load("pretrained/bert-mini-books")
+        >>> fill_mask = FillMask.load("uncased_L-12_H-768_A-12")
         >>> [[candidates]] = fill_mask(["She opened the [MASK] and looked out."], top_k=1)
 
     Args:

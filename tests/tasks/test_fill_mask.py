@@ -1,4 +1,4 @@
-"""A model that knows one fact, and the one that is released."""
+"""A model that knows two facts."""
 
 import numpy as np
 import pytest
