@@ -12,7 +12,7 @@ import os
 from absl import flags
 
 import command_line
-from data import vocabulary
+from data import vocabulary, word_counts
 from data.text_files import find_files
 
 # Required
@@ -115,9 +115,9 @@ def main() -> None:
     # A file that two globs match is one file.
     files = sorted(set(find_files(_INPUT_FILE.value, flag="input_file")))
     strip_accents = _DO_LOWER_CASE.value if _STRIP_ACCENTS.value is None else _STRIP_ACCENTS.value
-    word_counts = vocabulary.count_words(files, _DO_LOWER_CASE.value, strip_accents, _NUM_WORKERS.value, True)
-    lexicon = vocabulary.make_lexicon(word_counts, _MIN_COUNT.value, _MAX_ALPHABET.value)
-    logging.info("%d words, %d of them distinct.", word_counts.total(), len(word_counts))
+    counted = word_counts.count_words(files, _DO_LOWER_CASE.value, strip_accents, _NUM_WORKERS.value, True)
+    lexicon = vocabulary.make_lexicon(counted, _MIN_COUNT.value, _MAX_ALPHABET.value)
+    logging.info("%d words, %d of them distinct.", counted.total(), len(counted))
     logging.info("%d were seen --min_count=%d times or more.", len(lexicon.words), _MIN_COUNT.value)
     pieces = learn(lexicon, vocabulary.reserved_tokens(_SPECIAL_TOKENS.value, _NUM_UNUSED.value))
     vocabulary.write_vocab(_OUTPUT_FILE.value, pieces)

@@ -9,7 +9,6 @@ for workers it is the whole of theirs.
 import glob
 import json
 import random
-import re
 import resource
 import subprocess
 import sys
@@ -79,10 +78,9 @@ def measure(way: str, output: str) -> dict[str, float]:
 
 
 def memory() -> float:
-    """Largest resident size of this process so far, in MB. The system's count for a child starts at its parent's, so it
-    is read off the process itself."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+    """Largest resident size of this process so far, in MB. The count of a child starts at its parent's, so the parent
+    has to stay small: it loads TensorFlow only after everything is measured."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def memory_of_workers(count: int) -> float:
@@ -122,7 +120,6 @@ def main() -> None:
                 result = run(way, file)
                 show(way, result)
                 best[way] = min(best.get(way, result), result, key=lambda r: r["cpu_seconds"])
-        print("Same records:", same_records(*files.values()))
         ratio = best["plain"]["cpu_seconds"] / best["ours"]["cpu_seconds"]
         print(f"One core: {ratio:.1f} times as fast as the plain way, best of {_REPEATS.value} each.")
         workers = {}
@@ -134,6 +131,7 @@ def main() -> None:
         print(f"Two workers: {workers['one worker'] / workers['two workers']:.2f} times as fast as one.")
         for way in ("whole, sharded", "whole, one pool") if _WHOLE.value else ():
             show(way, run(way, str(Path(directory) / f"{way}.tfrecord")))
+        print("Same records:", same_records(*files.values()))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import time
 
 from absl import app, flags
 
-from data import vocabulary
+from data import vocabulary, word_counts
 from data.tokenization import UNKNOWN_TOKEN, FullTokenizer, split_words
 
 _CORPUS = flags.DEFINE_string("corpus", None, "Glob of text files to learn from.", required=True)
@@ -37,8 +37,8 @@ _MEASURE = flags.DEFINE_string("measure", None, "Measure one learner in this pro
 
 
 def learn_ours(name: str, files: list[str], vocab_size: int) -> list[str]:
-    word_counts = vocabulary.count_words(files, do_lower_case=True, strip_accents=True)
-    lexicon = vocabulary.make_lexicon(word_counts, _MIN_COUNT.value, _MAX_ALPHABET.value)
+    counted = word_counts.count_words(files, do_lower_case=True, strip_accents=True)
+    lexicon = vocabulary.make_lexicon(counted, _MIN_COUNT.value, _MAX_ALPHABET.value)
     reserved = vocabulary.reserved_tokens()
     if name == "tensorflow_text":
         return vocabulary.learn_tensorflow_text(lexicon, vocab_size, reserved)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import vocabulary
+from data import vocabulary, word_counts
 from data.tokenization import UNKNOWN_TOKEN, FullTokenizer, load_vocab, split_words
 from data.vocabulary import learn_tensorflow_text, learn_wordpiece, likelihood_gain, make_lexicon
 
@@ -44,23 +44,23 @@ def test_counts_are_those_of_the_tokenizers_words_however_files_are_cut(tmp_path
     zipped = path.with_suffix(".gz")
     zipped.write_bytes(gzip.compress(path.read_bytes()))
     with (
-        mock.patch.object(vocabulary, "_SPAN_BYTES", span_bytes),
-        mock.patch.object(vocabulary, "_GZIP_BLOCK_LINES", span_bytes),
+        mock.patch.object(word_counts, "_SPAN_BYTES", span_bytes),
+        mock.patch.object(word_counts, "_GZIP_BLOCK_LINES", span_bytes),
     ):
-        assert vocabulary.count_words([path], True, True) == count_simply([path])
-        assert vocabulary.count_words([zipped], True, True) == count_simply([path])
+        assert word_counts.count_words([path], True, True) == count_simply([path])
+        assert word_counts.count_words([zipped], True, True) == count_simply([path])
 
 
 def test_counts_do_not_depend_on_the_number_of_processes(golden, monkeypatch):
     path = golden / "sample_text.txt"
-    monkeypatch.setattr(vocabulary, "_SPAN_BYTES", 500)
-    assert vocabulary.count_words([path], True, True, num_workers=2) == count_simply([path])
+    monkeypatch.setattr(word_counts, "_SPAN_BYTES", 500)
+    assert word_counts.count_words([path], True, True, num_workers=2) == count_simply([path])
 
 
 def test_bytes_that_are_not_utf8_are_left_out(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"caf\xff\xc3 tea\xc3\n\x80\xe2\x82 tea")
-    assert vocabulary.count_words([path], True, True) == {"caf": 1, "tea": 2}
+    assert word_counts.count_words([path], True, True) == {"caf": 1, "tea": 2}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_bytes_that_are_not_utf8_are_left_out(tmp_path):
 def test_casing_and_accents(tmp_path, do_lower_case, strip_accents, words):
     path = tmp_path / "text.txt"
     path.write_text("Café café")
-    assert vocabulary.count_words([path], do_lower_case, strip_accents) == words
+    assert word_counts.count_words([path], do_lower_case, strip_accents) == words
 
 
 # Alphabet
@@ -272,7 +272,7 @@ def tokens_of(text, pieces, **options):
 def learn_from_text(text, tmp_path, do_lower_case=True, vocab_size=200, min_count=1, learn=learn_wordpiece):
     path = tmp_path / "text.txt"
     path.write_text(text)
-    counts = vocabulary.count_words([path], do_lower_case, do_lower_case)
+    counts = word_counts.count_words([path], do_lower_case, do_lower_case)
     return learn(make_lexicon(counts, min_count), vocab_size, RESERVED)
 
 
