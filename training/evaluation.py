@@ -11,7 +11,7 @@ from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.google import CHECKPOINT_NAME, read_variables
 from training.reports import store_once
 from training.state import RunRecord, TrainState, write_text
-from training.step import Task, distributed
+from training.step import Task, distributed, summed
 from training.workers import lost_worker_means_run_again
 
 
@@ -55,10 +55,7 @@ class Evaluator:
         totals = dict.fromkeys((*self._task.measures, "loss", "batches"), tf.constant(0.0))
         for _ in tf.range(num_steps):
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
-            measured = {
-                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, measured[name], axis=None)
-                for name in self._task.measures
-            }
+            measured = summed(self._strategy, self._task, measured)
             # A batch that consists of filling alone, where records could not be read, counts for nothing.
             is_real = tf.reduce_max([measured[name] for name in self._task.measures if name.endswith("_count")]) > 0.0
             measured["loss"] = tf.where(is_real, self._task.loss(measured, measured), 0.0)

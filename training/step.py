@@ -77,11 +77,7 @@ class TrainStep:
         totals = dict.fromkeys((*self._task.measures, "loss", "steps"), tf.constant(0.0))
         for _ in tf.range(num_steps):
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
-            measured = {
-                # In this order, which has to be the same in all workers.
-                name: self._strategy.reduce(tf.distribute.ReduceOp.SUM, measured[name], axis=None)
-                for name in self._task.measures
-            }
+            measured = summed(self._strategy, self._task, measured)
             measured |= {"loss": self._task.loss(measured, measured), "steps": tf.constant(1.0)}
             totals = {name: totals[name] + measured[name] for name in totals}
         return totals
@@ -137,6 +133,11 @@ class TrainStep:
             tf.zeros_like(v) if gradient is None else tf.convert_to_tensor(gradient)
             for gradient, v in zip(gradients, variables, strict=True)
         ], sums
+
+
+def summed(strategy: tf.distribute.Strategy, task: Task, measured) -> dict[str, tf.Tensor]:
+    """Counts and sums of all replicas together; one by one in the task's order, which all workers have to keep."""
+    return {name: strategy.reduce(tf.distribute.ReduceOp.SUM, measured[name], axis=None) for name in task.measures}
 
 
 def distributed(strategy: tf.distribute.Strategy, batches_of_worker):
