@@ -138,9 +138,9 @@ def main() -> None:
     evaluator = None
     if _DO_EVAL.value or training_flags.evaluates_while_training():
         evaluator = make_evaluator(strategy, model, task, eval_input)
-    step, results = _NUM_TRAIN_STEPS.value, None
+    results = None
     if _DO_TRAIN.value:
-        results = run_training(strategy, model, task, train_input, seed, config, evaluator)
+        step, results = run_training(strategy, model, task, train_input, seed, config, evaluator)
     else:
         step = load_weights(model, config)
     if _DO_EVAL.value:

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -40,6 +40,14 @@ _BIAS_CORRECTION = flags.DEFINE_bool(
     None,
     "Whether Adam's averages are corrected for their start at zero. The original does not; LAMB does unless told "
     "otherwise. Small data sets train more reliably with it.",
+)
+_LAYERWISE_LR_DECAY = flags.DEFINE_float(
+    "layerwise_lr_decay",
+    1.0,
+    "The learning rate of each block of the encoder is that of the block above it times this; 0.9 is usual, where "
+    "fine-tuning forgets too much.",
+    lower_bound=0.0,
+    upper_bound=1.0,
 )
 _CONTINUOUS_SCHEDULE = flags.DEFINE_bool(
     "continuous_schedule",
@@ -115,6 +123,18 @@ _LOG_EVERY_STEPS = flags.DEFINE_integer(
 _EVAL_EVERY_STEPS = flags.DEFINE_integer(
     "eval_every_steps", 0, "Evaluate every so many steps of training; 0 for only at the end.", lower_bound=0
 )
+_KEEP_BEST_METRIC = flags.DEFINE_string(
+    "keep_best_metric",
+    None,
+    "End with the weights of the evaluation that was best by this figure (see eval_results.txt for their names) "
+    "instead of the last ones. Needs --eval_every_steps.",
+)
+_EARLY_STOPPING_PATIENCE = flags.DEFINE_integer(
+    "early_stopping_patience",
+    0,
+    "End the run after so many evaluations without a new best; 0 for never. Needs --keep_best_metric.",
+    lower_bound=0,
+)
 
 # Flags above whose value decides what is learned, beyond the last digits; parts of a batch draw dropout apart.
 _DECIDING = (
@@ -124,8 +144,11 @@ _DECIDING = (
     _OPTIMIZER,
     _LEARNING_RATE,
     _BIAS_CORRECTION,
+    _LAYERWISE_LR_DECAY,
     _CONTINUOUS_SCHEDULE,
     _CLIP_EACH_REPLICA,
+    _KEEP_BEST_METRIC,
+    _EARLY_STOPPING_PATIENCE,
 )
 
 
@@ -156,6 +179,10 @@ def _validate() -> None:
         raise ValueError("--clip_each_replica does not go with --dtype=mixed_float16: use mixed_bfloat16.")
     if _DETERMINISTIC.value and _SEED.value is None:
         raise ValueError("--deterministic needs a --seed: without one, every new run draws its own.")
+    if _KEEP_BEST_METRIC.value and not _EVAL_EVERY_STEPS.value:
+        raise ValueError("--keep_best_metric needs evaluations to choose from: set --eval_every_steps.")
+    if _EARLY_STOPPING_PATIENCE.value and not _KEEP_BEST_METRIC.value:
+        raise ValueError("--early_stopping_patience needs to know what is better: set --keep_best_metric.")
 
 
 def seed(output_dir: str, strategy: tf.distribute.Strategy) -> int:
@@ -180,6 +207,7 @@ def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: in
     optimizer = OPTIMIZERS[_OPTIMIZER.value](
         WarmupLinearDecay(_LEARNING_RATE.value, num_train_steps, num_warmup_steps, _CONTINUOUS_SCHEDULE.value),
         clip_each_replica=_CLIP_EACH_REPLICA.value,
+        layerwise_lr_decay=_LAYERWISE_LR_DECAY.value,
         skip_nonfinite=is_float16,
         **correction,
     )
@@ -187,8 +215,18 @@ def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: in
     return optimizer, DynamicLossScale() if is_float16 else None
 
 
+def shares(strategy: tf.distribute.Strategy) -> int:
+    """In how many parts a batch is shared: among replicas, each of which goes through its part in parts."""
+    return strategy.num_replicas_in_sync * _GRADIENT_ACCUMULATION_STEPS.value
+
+
 def loop_options(
-    strategy: tf.distribute.Strategy, output_dir: str, num_train_steps: int, batch_size: int, seq_length: int, seed: int
+    strategy: tf.distribute.Strategy,
+    output_dir: str,
+    num_train_steps: int,
+    batch_size: int,
+    seq_length: float,
+    seed: int,
 ) -> LoopOptions:
     parts = _GRADIENT_ACCUMULATION_STEPS.value
     check_batch_size(strategy, batch_size, parts, flag="train_batch_size")
@@ -206,6 +244,8 @@ def loop_options(
         keep_states=_KEEP_CHECKPOINT_MAX.value,
         log_every_steps=_LOG_EVERY_STEPS.value,
         eval_every_steps=_EVAL_EVERY_STEPS.value,
+        keep_best_metric=_KEEP_BEST_METRIC.value,
+        patience=_EARLY_STOPPING_PATIENCE.value,
     )
 
 
@@ -215,6 +255,16 @@ def jit_compile(strategy: tf.distribute.Strategy) -> bool:
 
 def evaluates_while_training() -> bool:
     return _EVAL_EVERY_STEPS.value > 0
+
+
+def best_metric() -> str | None:
+    return _KEEP_BEST_METRIC.value
+
+
+def check_best_metric(names: Sequence[str]) -> None:
+    """Refuses a --keep_best_metric that no evaluation will tell."""
+    if _KEEP_BEST_METRIC.value and _KEEP_BEST_METRIC.value not in names:
+        raise ValueError(f"--keep_best_metric={_KEEP_BEST_METRIC.value} should be one of {', '.join(names)}.")
 
 
 def deciding(seed: int) -> Mapping[str, Any]:

@@ -282,7 +282,7 @@ def training_batches(
         return masker(batch, tf.stack([seed, step * num_workers + worker])) if masker else batch
 
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int32).max)
-    return _prepared_ahead(steps, batches, prepare, rows=share)
+    return prepared_ahead(_numbered(steps, batches, rows=share), prepare)
 
 
 def evaluation_batches(
@@ -327,7 +327,7 @@ def evaluation_batches(
         }
 
     numbers = tf.data.Dataset.range(num_evaluation_batches(files, batch_size))
-    return _prepared_ahead(numbers, batches, prepare, rows=share)
+    return prepared_ahead(_numbered(numbers, batches, rows=share), prepare)
 
 
 def num_evaluation_batches(files: RecordFiles, batch_size: int) -> int:
@@ -369,13 +369,8 @@ class _ByNumber:
         return batch
 
 
-def _prepared_ahead(numbers: tf.data.Dataset, batches, prepare, rows: int) -> tf.data.Dataset:
-    """Numbered batches of `rows` records, parsed in parallel some steps before they are needed.
-
-    Not by `Dataset.from_generator`: under Python 3.11 that tells the C library to give every block of memory above
-    128 kB back to the system at once, for the whole process, and training on a CPU then spends a third of its time on
-    page faults.
-    """
+def _numbered(numbers: tf.data.Dataset, batches: Callable[[int], Iterator[list[bytes]]], rows: int) -> tf.data.Dataset:
+    """Batches of `rows` records, each with its number."""
     read = _ByNumber(batches)
 
     def with_records(number):
@@ -383,8 +378,17 @@ def _prepared_ahead(numbers: tf.data.Dataset, batches, prepare, rows: int) -> tf
         records.set_shape([rows])
         return tf.cast(number, tf.int32), records
 
-    dataset = numbers.map(with_records)
-    dataset = dataset.map(prepare, num_parallel_calls=_PARALLEL_BATCHES).prefetch(_BATCHES_AHEAD)
+    return numbers.map(with_records)
+
+
+def prepared_ahead(batches: tf.data.Dataset, prepare: Callable) -> tf.data.Dataset:
+    """Batches that went through `prepare`, in parallel and some steps before they are needed.
+
+    Whoever reads for it uses `numpy_function` and not `Dataset.from_generator`: under Python 3.11 the latter tells the
+    C library to give every block of memory above 128 kB back to the system at once, for the whole process, and training
+    on a CPU then spends a third of its time on page faults.
+    """
+    dataset = batches.map(prepare, num_parallel_calls=_PARALLEL_BATCHES).prefetch(_BATCHES_AHEAD)
     options = tf.data.Options()
     # Its thread sleeps for up to a minute at a time, and whoever lets go of an iterator waits until it wakes.
     options.autotune.enabled = False

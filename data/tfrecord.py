@@ -9,7 +9,7 @@ into every worker costs seconds and 400 MB. So records are put together from rea
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -118,6 +118,10 @@ class ExampleEncoder:
     def repeated(self, name: str, *runs: tuple[int, int]) -> bytes:
         """An int64 feature of runs of one number below 128 each: (number, times)."""
         return self._feature(name, _INT64_LIST, b"".join([_BYTES[number] * times for number, times in runs]))
+
+    def floats(self, name: str, values: Sequence[float]) -> bytes:
+        """A float feature."""
+        return self._feature(name, _FLOAT_LIST, struct.pack(f"<{len(values)}f", *values))
 
     def ones(self, name: str, count: int, padding: int) -> bytes:
         """A float feature: ones, then zeros."""

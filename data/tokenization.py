@@ -345,6 +345,12 @@ def load_vocab(vocab_file: str | Path) -> dict[str, int]:
     return {to_unicode(line).strip(): index for index, line in enumerate(lines)}
 
 
+def vocab_text(vocab: Mapping[str, int]) -> str:
+    """A vocabulary as vocab.txt holds it. Where a line stood twice, its first place is taken by a piece of no text."""
+    pieces = {index: piece for piece, index in vocab.items()}
+    return "".join(f"{pieces.get(index, f'[unused_line_{index}]')}\n" for index in range(vocab_size(vocab)))
+
+
 def _load_tokenizer_json(path: Path) -> dict[str, int]:
     try:
         vocab = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]

@@ -96,7 +96,7 @@ class BertEncoder(keras.Model):
         )
         outputs = {
             "sequence_output": all_layers[-1],
-            "pooled_output": self.pooler(all_layers[-1]),
+            "pooled_output": self.pooler(all_layers[-1], input_mask),
             "all_layers": all_layers,
             "embedding_output": embedding_output,
         }

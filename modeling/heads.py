@@ -45,6 +45,39 @@ class LinearHead(keras.layers.Layer):
         return tf.einsum("...H,UH->...U", x, weights) + self.output_bias
 
 
+class BiLstm(keras.layers.Layer):
+    """A recurrent layer in both directions over all tokens; its two last states together are one vector.
+
+    It makes up for what a left-to-right encoder lacks, as in the ablation of the paper.
+    """
+
+    def __init__(self, config: BertConfig, initializer, **kwargs):
+        super().__init__(name="bilstm", **kwargs)
+        if config.hidden_size % 2:
+            raise ValueError(f"A BiLSTM needs an even hidden_size, not {config.hidden_size}.")
+        self.directions = [
+            keras.layers.LSTM(
+                config.hidden_size // 2,
+                kernel_initializer=initializer,
+                recurrent_initializer=initializer,
+                go_backwards=name == "backward",
+                dtype=self.dtype_policy,
+                name=name,
+            )
+            for name in ("forward", "backward")
+        ]
+        self.build((None, None, config.hidden_size))
+
+    def build(self, input_shape):
+        for direction in self.directions:
+            direction.build(input_shape)
+
+    def call(self, sequence_output, input_mask):
+        """[B, T, H], int [B, T] -> [B, H]."""
+        mask = tf.cast(input_mask, tf.bool)
+        return tf.concat([direction(sequence_output, mask=mask) for direction in self.directions], axis=-1)
+
+
 class Transform(keras.layers.Layer):
     """A dense layer and a norm before the vocabulary."""
 

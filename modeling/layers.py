@@ -269,10 +269,15 @@ class TransformerStack(keras.layers.Layer):
 
 
 class Pooler(keras.layers.Layer):
-    """One vector for the sequence: a tanh layer on its first token, [CLS]."""
+    """One vector for the sequence: a tanh layer on its first token, [CLS].
+
+    Where attention is causal, [CLS] has seen nothing but itself. The last token that is no padding has seen everything,
+    so it stands for the sequence there.
+    """
 
     def __init__(self, config: BertConfig, initializer, **kwargs):
         super().__init__(**kwargs)
+        self.is_causal = config.attention == "causal"
         self.dense = keras.layers.Dense(
             config.hidden_size,
             activation="tanh",
@@ -284,8 +289,11 @@ class Pooler(keras.layers.Layer):
     def build(self, input_shape):
         self.dense.build((None, input_shape[-1]))
 
-    def call(self, sequence_output):
-        """[B, T, H] -> [B, H]."""
+    def call(self, sequence_output, input_mask):
+        """[B, T, H], int [B, T] -> [B, H]."""
+        if self.is_causal:
+            last = tf.maximum(tf.reduce_sum(input_mask, axis=-1) - 1, 0)  # [B]
+            return self.dense(tf.gather(sequence_output, last, batch_dims=1))
         return self.dense(sequence_output[:, 0])
 
 

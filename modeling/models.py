@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from modeling.config import BertConfig
 from modeling.encoder import BertEncoder, weight_initializer
-from modeling.heads import LinearHead, MaskedLMHead
+from modeling.heads import BiLstm, LinearHead, MaskedLMHead
 
 # Dropout before a classifier, fixed in the original's scripts whatever the config says.
 CLASSIFIER_DROPOUT = 0.1
@@ -37,6 +37,15 @@ class TaskModel(keras.Model):
             return None, None
         dropout_seed = self.encoder.next_dropout_seed() if dropout_seed is None else dropout_seed
         return tuple(tf.unstack(tf.random.experimental.stateless_split(dropout_seed, 2), num=2))
+
+    def freeze(self, num_layers: int) -> None:
+        """Keeps the embeddings and the lowest blocks as they are in training."""
+        if not 0 <= num_layers <= self.config.num_hidden_layers:
+            raise ValueError(f"{num_layers} layers cannot be frozen: the encoder has {self.config.num_hidden_layers}.")
+        if num_layers:
+            self.encoder.embeddings.trainable = False
+            for block in self.encoder.encoder.blocks[:num_layers]:
+                block.trainable = False
 
     def get_config(self):
         config = {"config": self.config.to_dict(), "recompute": self.encoder.recompute, "seed": self.encoder.seed}
@@ -100,11 +109,26 @@ class _LabelModel(TaskModel):
 
 @keras.saving.register_keras_serializable(package="bert")
 class SentenceModel(_LabelModel):
-    """One label for a sentence or a pair of them; with a single label, one number (regression)."""
+    """One label for a sentence or a pair of them; with a single label, one number (regression).
+
+    Args:
+        bilstm: whether a BiLSTM over all tokens takes the place of the pooler.
+    """
+
+    def __init__(self, config: BertConfig, num_labels: int, bilstm: bool = False, **kwargs):
+        super().__init__(config, num_labels, **kwargs)
+        self.bilstm = BiLstm(config, self.head_initializer, dtype=self.dtype_policy) if bilstm else None
 
     def call(self, inputs, training=None, dropout_seed=None):
         """The inputs of the encoder -> logits [B, L]."""
-        return self.classify("pooled_output", inputs, training, dropout_seed)
+        if self.bilstm is None:
+            return self.classify("pooled_output", inputs, training, dropout_seed)
+        encoder_seed, head_seed = self.split_dropout_seed(training, dropout_seed)
+        outputs = self.encoder(inputs, training=training, dropout_seed=encoder_seed)
+        return self.classifier(self.bilstm(outputs["sequence_output"], inputs["input_mask"]), head_seed)
+
+    def get_config(self):
+        return super().get_config() | {"bilstm": self.bilstm is not None}
 
 
 @keras.saving.register_keras_serializable(package="bert")

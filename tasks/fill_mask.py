@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.tokenization import FullTokenizer, load_vocab
-from data.vocabulary_checks import casing_of_name, casing_of_vocab, check_size
-from modeling.checkpoint import load_checkpoint, read_checkpoint
-from modeling.config import BertConfig
+from data.tokenization import FullTokenizer
+from modeling.checkpoint import load_checkpoint
 from modeling.models import PretrainingModel
+from tasks.pretrained import Pretrained
 
 _HEAD = "cls/predictions/output_bias"
 _MASK = "[MASK]"
@@ -57,26 +56,17 @@ class FillMask:
         do_lower_case: bool | None = None,
     ) -> "FillMask":
         """Loads whatever a person has, as `read_checkpoint` does; what lies beside the weights need not be named."""
-        checkpoint = read_checkpoint(path)
-        if _HEAD not in checkpoint.variables:
+        found = Pretrained.find(path, bert_config_file, vocab_file, do_lower_case)
+        if _HEAD not in found.checkpoint.variables:
             raise ValueError(
                 f"{path} has no masked LM head ({_HEAD} is missing): it cannot fill in words. Fine-tuned models and "
                 "sentence encoders have lost it; use a pre-trained checkpoint."
             )
-        config = BertConfig.from_json_file(bert_config_file) if bert_config_file else checkpoint.config
-        if config is not None and config.attention == "causal":
+        if found.config.attention == "causal":
             raise ValueError(f"{path} was trained from left to right: it tells the next word, and does not fill in.")
-        vocab_file = vocab_file or checkpoint.vocab_file
-        if config is None or vocab_file is None:
-            missing = "bert_config_file" if config is None else "vocab_file"
-            raise ValueError(f"Nothing beside {path} tells the {missing.split('_file')[0]}: name it by --{missing}.")
-        vocab = load_vocab(vocab_file)
-        check_size(vocab, vocab_file, config.vocab_size)
-        answers = (do_lower_case, checkpoint.do_lower_case, casing_of_name(str(path)), casing_of_vocab(vocab), True)
-        do_lower_case = next(answer for answer in answers if answer is not None)
-        model = PretrainingModel(config)
-        load_checkpoint(model, checkpoint)
-        return cls(model, FullTokenizer(vocab=vocab, do_lower_case=do_lower_case, never_split=(_MASK,)))
+        model = PretrainingModel(found.config)
+        load_checkpoint(model, found.checkpoint)
+        return cls(model, FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case, never_split=(_MASK,)))
 
     def __call__(self, texts: Sequence[Text], top_k: int = 5, batch_size: int = 32) -> list[list[list[Candidate]]]:
         """For each text, and each mask in it: the `top_k` likeliest pieces, the likeliest first.

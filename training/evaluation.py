@@ -81,13 +81,16 @@ def load_latest(model: keras.Model, output_dir: str | Path) -> int | None:
     return step
 
 
-def write_results(output_dir: str | Path, step: int, figures: Mapping[str, float]) -> None:
-    """Writes eval_results.txt as the original did, sorted `key = value`, and adds the figures to the reports."""
+def write_results(output_dir: str | Path, step: int, figures: Mapping[str, float], suffix: str = "") -> None:
+    """Writes eval_results.txt as the original did, sorted `key = value`, and adds the figures to the reports.
+
+    A `suffix` to its name is for a second set to evaluate on; TensorBoard then has a curve of its own for it.
+    """
     results = dict(figures) | {"global_step": step}
     lines = [f"{key} = {results[key]}" for key in sorted(results)]
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_text(Path(output_dir) / "eval_results.txt", "".join(line + "\n" for line in lines))
-    store_once(output_dir, step, figures, kind="eval")
+    write_text(Path(output_dir) / f"eval_results{suffix}.txt", "".join(line + "\n" for line in lines))
+    store_once(output_dir, step, figures, kind=f"eval{suffix}")
     log = logging.getLogger(__name__)
     log.info("***** Eval results *****")
     for line in lines:

@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from modeling.checkpoint import save_checkpoint
 from modeling.google import CHECKPOINT_NAME
+from training.best import BestWeights
 from training.loss_scale import DynamicLossScale
 from training.reports import Reports
 from training.state import RunRecord, TrainState, locked, variables_of, write_text
@@ -32,7 +33,7 @@ class LoopOptions:
     output_dir: str
     num_train_steps: int
     batch_size: int
-    seq_length: int
+    seq_length: float  # a mean, where lengths differ
     seed: int
     parts: int = 1
     jit_compile: bool = False
@@ -41,6 +42,15 @@ class LoopOptions:
     keep_states: int = 5
     log_every_steps: int = 100
     eval_every_steps: int = 0  # 0: never
+    keep_best_metric: str | None = None  # end with the weights that were best by this figure, not with the last ones
+    patience: int = 0  # evaluations without a new best before the run ends; 0: it goes on
+
+
+class Trained(NamedTuple):
+    """How a run ended: the step whose weights the model has now, and what was measured there, if anything was."""
+
+    step: int
+    figures: dict[str, float] | None
 
 
 def check_batch_size(strategy: tf.distribute.Strategy, batch_size: int, parts: int, flag: str) -> None:
@@ -65,7 +75,7 @@ def train(
     initialize: Callable[[], None] | None = None,
     loss_scale: DynamicLossScale | None = None,
     evaluate: Callable[[], dict[str, float]] | None = None,
-) -> dict[str, float] | None:
+) -> Trained:
     """Trains up to the last step, from wherever an earlier run in the same directory got to.
 
     Args:
@@ -77,9 +87,6 @@ def train(
         settings: name -> text of files that go with the weights, like `bert_config.json`.
         initialize: sets the first weights of a run that starts.
         evaluate: gives figures for TensorBoard and metrics.jsonl, every `eval_every_steps`.
-
-    Returns:
-        The figures of an evaluation after the last step, if there was one.
 
     Raises:
         RunAgain: a signal came, and everything is saved.
@@ -97,17 +104,25 @@ def train(
         step = _restore(strategy, state, options)
         if step == 0 and initialize:
             initialize()
+        best = None
+        if options.keep_best_metric:
+            best = BestWeights(options.output_dir, model, options.keep_best_metric, options.patience)
+            best.load_history(step)
         figures = None
-        if step < options.num_train_steps:
+        if step < options.num_train_steps and not (best and best.is_exhausted):
             train_step = TrainStep(
                 strategy, model, task, optimizer, options.seed, options.parts, loss_scale, options.jit_compile
             )
             iterator = distributed(strategy, lambda worker, workers: batches_from(step, worker, workers))
-            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals)
-            figures = loop.run(iterator, step)
+            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals, best)
+            step, figures = loop.run(iterator, step)
+        if best and best.step != step:
+            best.restore()
+            step, figures = best.step, None
+            logging.getLogger(__name__).info("The best weights are those of step %d.", step)
         if chief:
             save_checkpoint(model, Path(options.output_dir) / CHECKPOINT_NAME)
-        return figures
+        return Trained(step, figures)
 
 
 def _agree_on_flags(strategy, state: TrainState, output_dir: str, flags: Mapping[str, Any]) -> None:
@@ -141,7 +156,7 @@ def _restore(strategy, state: TrainState, options: LoopOptions) -> int:
 class _Loop:
     """From one step to the last, with all that happens on the way."""
 
-    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals):
+    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals, best):
         self._strategy = strategy
         self._task = task
         self._optimizer = optimizer
@@ -150,9 +165,10 @@ class _Loop:
         self._options = options
         self._evaluate = evaluate
         self._signals = signals
+        self._best = best
 
-    def run(self, iterator, step: int) -> dict[str, float] | None:
-        """Trains from `step` on; gives the figures of the evaluation after the last step, if there was one."""
+    def run(self, iterator, step: int) -> Trained:
+        """Trains from `step` on; gives the last step, and what was measured after it, if anything was."""
         options = self._options
         reports = Reports(
             options.output_dir,
@@ -164,7 +180,7 @@ class _Loop:
         )
         totals, last_look, is_first_call, evaluated = {}, time.monotonic(), True, None
         with reports:
-            while step < options.num_train_steps:
+            while step < options.num_train_steps and not (self._best and self._best.is_exhausted):
                 until = min(_next_multiple(step, every) for every in self._intervals())
                 num_steps = min(options.steps_per_call, until - step)
                 measured = self._train_step.run(iterator, tf.constant(num_steps))
@@ -176,9 +192,9 @@ class _Loop:
                     is_first_call = False
                 stop = sum_over_replicas(self._strategy, float(self._signals.received)) > 0  # all after the same step
                 is_saved = stop or self._is_due(step, options.save_every_steps)
-                is_logged = is_saved or self._is_due(step, options.log_every_steps)
                 is_evaluated = self._evaluate and not stop and self._is_due(step, options.eval_every_steps)
-                if is_logged or is_evaluated or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
+                is_logged = is_saved or is_evaluated or self._is_due(step, options.log_every_steps)
+                if is_logged or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
                     figures = self._figures(totals, step) | reports.speeds(step)
                     reports.show(step, figures)
                     last_look = time.monotonic()
@@ -190,16 +206,29 @@ class _Loop:
                     reports.store(step, evaluated, kind="eval")
                     told = ", ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
                     reports.say(f"Step {step}, evaluation: {told}")
-                if is_saved and is_chief(self._strategy):
-                    self._state.save(step)
-                if is_logged or is_evaluated:
+                is_best = bool(is_evaluated and self._best and self._best.add(step, evaluated))
+                is_over = bool(self._best and self._best.is_exhausted)
+                if is_chief(self._strategy):
+                    self._save(step, is_best, is_saved or is_over)
+                if is_over:
+                    reports.say(f"Stopped after step {step}: {options.patience} evaluations brought nothing better.")
+                if is_logged:
                     reports.restart_clock(step)
                 if stop and step < options.num_train_steps:
                     raise RunAgain(
                         f"Stopped after step {step} of {options.num_train_steps}, and saved it. Run the same command "
                         "again to continue."
                     )
-        return evaluated if is_evaluated else None
+        return Trained(step, evaluated if is_evaluated else None)
+
+    def _save(self, step: int, is_best: bool, is_saved: bool) -> None:
+        """Weights that are the best before the state, and what they replace after it: one of both is always there."""
+        if is_best:
+            self._best.save()
+        if is_best or is_saved:
+            self._state.save(step)
+        if is_best:
+            self._best.forget_others()
 
     def _intervals(self) -> list[int]:
         """Every how many steps something happens; a call to the device does not go beyond."""

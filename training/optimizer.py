@@ -4,6 +4,7 @@ Both quirks of the original that later versions "fixed" are kept, each with a sw
 """
 
 import re
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -33,6 +34,8 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             made dense first, so that a word that occurs twice counts as one row, as on the original's TPUs.
         clip_each_replica: clip in every replica before gradients are summed, as the original did on TPUs. Otherwise the
             sum is clipped, and the result does not depend on the number of replicas.
+        layerwise_lr_decay: the learning rate of each block of the encoder is that of the block above it times this;
+            the embeddings are below the lowest. The pooler and the head have the full rate.
         skip_nonfinite: leave everything as it is where a gradient is infinite or NaN, as happens in float16. It is the
             global norm that tells, so this needs `global_clipnorm`.
     """
@@ -50,6 +53,7 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         bias_correction: bool = False,
         global_clipnorm: float | None = 1.0,
         clip_each_replica: bool = False,
+        layerwise_lr_decay: float = 1.0,
         skip_nonfinite: bool = False,
         name: str = "adam_weight_decay",
         **kwargs,
@@ -64,6 +68,7 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         self.no_decay = tuple(no_decay)
         self.bias_correction = bias_correction
         self.clip_each_replica = clip_each_replica
+        self.layerwise_lr_decay = layerwise_lr_decay
         self.skip_nonfinite = skip_nonfinite
 
     def build(self, variables):
@@ -75,6 +80,8 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         self.decays = [
             not any(re.search(pattern, variable.path) for pattern in self.no_decay) for variable in variables
         ]
+        distances = _distances_from_top(self.variable_paths)
+        self.rate_scales = [self.layerwise_lr_decay**distance for distance in distances]
 
     def named_state(self) -> dict[str, keras.Variable]:
         """All that a restart needs, under the names of the original's training checkpoints."""
@@ -87,7 +94,7 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         index = self._get_variable_index(variable)
         adam_m, adam_v = self.adam_m[index], self.adam_v[index]
         gradient = tf.cast(gradient, variable.dtype)
-        learning_rate = tf.cast(learning_rate, variable.dtype)
+        learning_rate = tf.cast(learning_rate, variable.dtype) * self.rate_scales[index]
 
         m = self.beta_1 * adam_m + (1.0 - self.beta_1) * gradient
         v = self.beta_2 * adam_v + (1.0 - self.beta_2) * tf.square(gradient)
@@ -136,6 +143,7 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             "no_decay": self.no_decay,
             "bias_correction": self.bias_correction,
             "clip_each_replica": self.clip_each_replica,
+            "layerwise_lr_decay": self.layerwise_lr_decay,
             "skip_nonfinite": self.skip_nonfinite,
         }
 
@@ -202,6 +210,16 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "num_warmup_steps": self.num_warmup_steps,
             "continuous": self.continuous,
         }
+
+
+def _distances_from_top(paths: Sequence[str]) -> list[int]:
+    """How many blocks each variable is below the head: 1 for the last block of the encoder, most for embeddings."""
+    blocks = [re.search(r"bert/encoder/layer_(\d+)/", path) for path in paths]
+    num_blocks = 1 + max((int(block[1]) for block in blocks if block), default=-1)
+    return [
+        num_blocks - int(block[1]) if block else num_blocks + 1 if path.startswith("bert/embeddings/") else 0
+        for path, block in zip(paths, blocks, strict=True)
+    ]
 
 
 def _dense(gradient):

@@ -30,7 +30,7 @@ class Reports:
         first_step: int,
         num_train_steps: int,
         sequences_per_step: int,
-        tokens_per_step: int,
+        tokens_per_step: float,
         write: bool = True,
     ):
         self._output_dir = Path(output_dir)

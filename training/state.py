@@ -23,6 +23,7 @@ from modeling import google
 from modeling.errors import CheckpointError
 
 _PREFIX = "step-"
+BEST_PREFIX = "best-"  # weights alone, see training/best.py
 
 
 class TrainState:
@@ -77,7 +78,11 @@ class TrainState:
 
     def clear_leftovers(self) -> None:
         """Removes what writers that were killed have left behind. Only for whoever holds the lock."""
-        asides = [*self.directory.glob(f".{_PREFIX}*"), *self.directory.parent.glob(f".{google.CHECKPOINT_NAME}.*")]
+        asides = [
+            *self.directory.glob(f".{_PREFIX}*"),
+            *self.directory.glob(f".{BEST_PREFIX}*"),
+            *self.directory.parent.glob(f".{google.CHECKPOINT_NAME}.*"),
+        ]
         for path in asides:
             shutil.rmtree(path, ignore_errors=True)
         whole = {f"{_PREFIX}{step}" for step in self.steps()}
@@ -184,6 +189,11 @@ def locked(output_dir: str | Path):
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file aside and moves it into place: a reader meets the old one or the new one, never half of it."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """See `write_text`."""
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
+    aside.write_bytes(content)
     os.replace(aside, path)

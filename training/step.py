@@ -105,10 +105,7 @@ class TrainStep:
         """Gradients and sums of a share, part by part."""
         if self._parts == 1:
             return self._gradients_of_part(batch, all_counts, seed)
-        split = {
-            name: tf.reshape(tensor, [self._parts, -1, *tensor.shape[1:]])  # several workers do not know how many rows
-            for name, tensor in batch.items()
-        }
+        split = _split(batch, self._parts)
         seeds = tf.random.experimental.stateless_split(seed, self._parts)
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
         sums = {name: tf.constant(0.0) for name in self._task.measures if name not in all_counts}
@@ -160,8 +157,12 @@ def distributed(strategy: tf.distribute.Strategy, batches_of_worker):
     return iter(strategy.distribute_datasets_from_function(for_worker))
 
 
-def _split(batch, replicas: int):
-    return {
-        name: tf.reshape(tensor, [replicas, tensor.shape[0] // replicas, *tensor.shape[1:]])
-        for name, tensor in batch.items()
-    }
+def _split(batch, shares: int):
+    """Features [B, …] -> [shares, B / shares, …]. Rows and lengths may be known only when it runs."""
+    split = {}
+    for name, tensor in batch.items():
+        rows = None if tensor.shape[0] is None else tensor.shape[0] // shares
+        lengths = tf.unstack(tf.shape(tensor))[1:]
+        split[name] = tf.reshape(tensor, tf.stack([shares, -1, *lengths]))
+        split[name].set_shape([shares, rows, *tensor.shape[1:]])
+    return split

@@ -1,0 +1,139 @@
+"""Which records a step sees, when all records of a set and their lengths are known.
+
+A plan follows from the lengths, the seed and the sizes alone: any step can be asked for, so a run that was stopped goes
+on with the very batch it would have met. Records are numbers here; -1 is a row that only fills up its batch.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+FILLER = -1
+
+# Sequences of so many batches are sorted by length together. Few enough that batches stay mixed, and many enough that
+# the sequences of a batch are about as long as each other.
+_BATCHES_PER_POOL = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSize:
+    """How many sequences a batch has.
+
+    Args:
+        rows: so many; with `tokens`, it has a say only in how many records are sorted together.
+        tokens: as many as have so many pieces together, padding included: short sequences come in larger batches.
+        multiple: the number of rows is a multiple of this, so that replicas get their even shares.
+        length_step: lengths are rounded up to multiples of this, so that there are not too many shapes.
+    """
+
+    rows: int
+    tokens: int | None = None
+    multiple: int = 1
+    length_step: int = 8
+
+    def rows_of(self, length: int) -> int:
+        """Rows of a batch whose longest sequence has `length` pieces."""
+        if self.tokens is None:
+            return self.rows
+        padded = padded_length(length, self.length_step)
+        return max(self.tokens // padded // self.multiple, 1) * self.multiple
+
+
+def padded_length(length: int, step: int) -> int:
+    return -(-length // step) * step
+
+
+class TrainingPlan:
+    """Batches of several epochs, as a sequence.
+
+    Records come in a random order, another in each epoch, one epoch behind the other. As in the original, a batch may
+    reach from one epoch into the next, and what remains at the end and is less than a batch is left out.
+
+    Args:
+        lengths: [number of records], pieces of each.
+        size: of the batches.
+        epochs: how often each record is seen, about.
+        seed: of the order.
+        by_length: whether batches are put together of sequences of about the same length.
+    """
+
+    def __init__(self, lengths: np.ndarray, size: BatchSize, epochs: float, seed: int, by_length: bool):
+        if size.tokens is not None and not by_length:
+            raise ValueError("Batches of so many tokens have to be put together by length.")
+        self._lengths = lengths
+        self._size = size
+        self._seed = seed
+        self._by_length = by_length
+        # Of each the one that ends and the one that begins, and some more for batches that are prepared in parallel.
+        self._pool = functools.lru_cache(maxsize=4)(self._make_pool)
+        self._order = functools.lru_cache(maxsize=4)(self._make_order)
+        self._pool_size = size.rows * _BATCHES_PER_POOL
+        steps = int(len(lengths) / size.rows * epochs)  # the original's count
+        self._num_records = steps * size.rows
+        num_pools = math.ceil(self._num_records / self._pool_size)
+        if size.tokens is None:
+            counts = [min(_BATCHES_PER_POOL, steps - first) for first in range(0, steps, _BATCHES_PER_POOL)]
+        else:
+            counts = [len(self._cut(np.sort(lengths[self._records_of_pool(pool)]))) for pool in range(num_pools)]
+        self._first_steps = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self._first_steps[-1])
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        if not 0 <= step < len(self):
+            raise IndexError(step)
+        pool = int(np.searchsorted(self._first_steps, step, side="right")) - 1
+        return self._pool(pool)[step - int(self._first_steps[pool])]
+
+    def _make_pool(self, pool: int) -> list[np.ndarray]:
+        records = self._records_of_pool(pool)
+        if not self._by_length:
+            return np.split(records, len(records) // self._size.rows)
+        records = records[np.argsort(self._lengths[records], kind="stable")]  # equal lengths stay in random order
+        batches = self._cut(self._lengths[records])
+        order = np.random.default_rng([self._seed, 1, pool]).permutation(len(batches))
+        return [_filled(records[batches[i]], self._size.multiple) for i in order]
+
+    def _records_of_pool(self, pool: int) -> np.ndarray:
+        """The part of the endless stream of records that is a pool."""
+        start, end = pool * self._pool_size, min((pool + 1) * self._pool_size, self._num_records)
+        count = len(self._lengths)
+        epochs = range(start // count, (end - 1) // count + 1)
+        stream = np.concatenate([self._order(epoch) for epoch in epochs])
+        return stream[start - epochs[0] * count : end - epochs[0] * count]
+
+    def _make_order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self._seed, 0, epoch]).permutation(len(self._lengths))
+
+    def _cut(self, lengths: np.ndarray) -> list[slice]:
+        return _cut(lengths, self._size)
+
+
+def evaluation_plan(lengths: np.ndarray, size: BatchSize, by_length: bool) -> list[np.ndarray]:
+    """All records once; in their order, or those of about the same length together. The last batch is filled up."""
+    records = np.argsort(lengths, kind="stable") if by_length else np.arange(len(lengths))
+    batches = [records[part] for part in _cut(lengths[records], size)]
+    return [_filled(batch, size.multiple if size.tokens else size.rows) for batch in batches]
+
+
+def _cut(lengths: np.ndarray, size: BatchSize) -> list[slice]:
+    """Cuts records, whose lengths ascend where batches go by tokens, into batches."""
+    parts, start = [], 0
+    while start < len(lengths):
+        rows = size.rows_of(int(lengths[start]))
+        # With longer sequences at its end, fewer of them may be in a batch.
+        while size.tokens is not None and rows > size.multiple:
+            fitting = size.rows_of(int(lengths[min(start + rows, len(lengths)) - 1]))
+            if fitting >= rows:
+                break
+            rows = fitting
+        parts.append(slice(start, start + rows))
+        start += rows
+    return parts
+
+
+def _filled(batch: np.ndarray, multiple: int) -> np.ndarray:
+    return np.concatenate([batch, np.full(-len(batch) % multiple, FILLER, batch.dtype)])

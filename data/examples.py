@@ -1,0 +1,170 @@
+"""Examples of sentence tasks: a text or two, and a label."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from data.tables import SUFFIXES, Row, read_table
+
+Label = str | float | tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One or two texts to be judged together.
+
+    `label` is the name of a class, a number (regression), several names (multi-label), or None where it is not known.
+    """
+
+    id: str
+    text_a: str
+    text_b: str | None = None
+    label: Label = None
+    place: str = ""  # file and line, for errors
+
+
+class BadRow(ValueError):
+    """A row that no example can be made of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which columns of a table hold what. A number counts columns from 0, for tables without a header."""
+
+    text: str
+    text_pair: str | None = None
+    label: str | None = None
+    id: str | None = None
+
+    @property
+    def header(self) -> list[str] | None:
+        """Names for the columns of a table without a header; None if they have names."""
+        named = [name for name in (self.text, self.text_pair, self.label, self.id) if name is not None]
+        if not all(name.isdigit() for name in named):
+            return None
+        return [str(number) for number in range(max(map(int, named)) + 1)]
+
+
+def single_label(value: Any) -> str:
+    """The name of a class, as a table tells it."""
+    if value is None or (name := str(value).strip()) == "":
+        raise ValueError("the label is empty")
+    return name
+
+
+def number_label(value: Any) -> float:
+    """A number to predict."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"the label {value!r} is not a number, which --regression asks for") from None
+    if not math.isfinite(number):
+        raise ValueError(f"the label {value!r} is not a finite number")
+    return number
+
+
+def several_labels(separator: str) -> Callable[[Any], tuple[str, ...]]:
+    """Names of classes: a list in JSON, else parted by `separator`; none of them is fine."""
+
+    def names(value: Any) -> tuple[str, ...]:
+        parts = value if isinstance(value, list) else str("" if value is None else value).split(separator)
+        return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+
+    return names
+
+
+def read_examples(
+    path: str | Path,
+    columns: Columns,
+    read_label: Callable[[Any], Label] | None,
+    quotes: bool | None = None,
+    skip_bad_rows: bool = False,
+) -> list[Example]:
+    """Reads the examples of a table.
+
+    Args:
+        path: see `read_table`.
+        columns: where to find what.
+        read_label: makes a label of a value; None where labels are not needed.
+        quotes: see `read_table`.
+        skip_bad_rows: count rows that no example can be made of, and go on.
+
+    Raises:
+        BadRow: an empty text, a label that is missing or none, a row that is short; with file and line.
+    """
+    return _collect(
+        read_table(path, columns.header, quotes),
+        lambda row, number: _example(row, number, columns, read_label),
+        str(path),
+        skip_bad_rows,
+    )
+
+
+def _collect(rows: Iterable[Row], make: Callable[[Row, int], Example], file: str, skip: bool) -> list[Example]:
+    examples, bad = [], []
+    for number, row in enumerate(rows):
+        try:
+            examples.append(make(row, number))
+        except BadRow as error:
+            if not skip:
+                raise
+            bad.append(str(error))
+    if bad:
+        logging.getLogger(__name__).warning("%s: %d rows were left out, the first: %s", file, len(bad), bad[0])
+    if not examples:
+        raise ValueError(f"There is no example in {file}.")
+    return examples
+
+
+def _example(row: Row, number: int, columns: Columns, read_label) -> Example:
+    text_a = _text(row, columns.text)
+    text_b = None if columns.text_pair is None else _text(row, columns.text_pair)
+    label = None
+    if read_label is not None:
+        try:
+            label = read_label(_value(row, columns.label))
+        except BadRow:
+            raise
+        except ValueError as error:
+            raise BadRow(f"{row.place}: {error}. Mend the row, or leave such rows out with --skip_bad_rows.") from None
+    return Example(str(number if columns.id is None else _value(row, columns.id)), text_a, text_b, label, row.place)
+
+
+def _text(row: Row, column: str) -> str:
+    value = _value(row, column)
+    text = "" if value is None else str(value)
+    if not text.strip():
+        raise BadRow(
+            f"{row.place}: the text in the column {column!r} is empty. Mend the row, or leave such rows out with "
+            "--skip_bad_rows."
+        )
+    return text
+
+
+def _value(row: Row, column: str) -> Any:
+    try:
+        return row.values[column]
+    except KeyError:
+        found = list(row.values)
+    if len(found) == 1 and any(mark in found[0] for mark in ",;\t"):
+        raise ValueError(
+            f"{row.file} has a single column, called {found[0]!r}. Its columns seem to be parted by another sign than "
+            "the end of its name tells: commas belong to .csv, tabs to .tsv."
+        )
+    if column.isdigit() or len(found) < 2:
+        what = f"there is no column {column}; the row has {len(found)}"
+    else:
+        what = f"there is no value in the column {column!r}; there are values for {', '.join(map(repr, found))}"
+    raise BadRow(f"{row.place}: {what}. Name other columns (--text_column …), or mend the row.")
+
+
+def find_table(data_dir: str, stems: Sequence[str]) -> str | None:
+    """The table of the first of these names in a directory, whatever its kind; None where there is none."""
+    for stem in stems:
+        for suffix in SUFFIXES:
+            if (path := Path(data_dir) / f"{stem}{suffix}").is_file():
+                return str(path)
+    return None

@@ -1,0 +1,249 @@
+"""What all fine-tuning scripts share: their flags, and the way from records to a trained model and to its answers."""
+
+import functools
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+import training_flags
+from data.batch_plans import BatchSize, TrainingPlan, evaluation_plan
+from data.example_records import ExampleRecords, numbered_batches
+from data.vocabulary_checks import check_casing
+from modeling.checkpoint import load_checkpoint
+from modeling.models import TaskModel
+from tasks.pretrained import Pretrained
+from training.evaluation import load_latest
+from training.loop import Trained, check_batch_size, train
+from training.prediction import Predictions
+from training.state import RunRecord
+from training.step import Task
+from training.strategy import is_chief, is_tpu
+
+OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints, figures and answers.")
+
+# Model.
+_INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint",
+    None,
+    "Weights to start from: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of ours. "
+    "Random ones if it is not set.",
+)
+_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The config, if it does not lie beside the weights.")
+_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary, if it does not lie beside the weights.")
+_DO_LOWER_CASE = flags.DEFINE_bool(
+    "do_lower_case", None, "Whether to lower-case the text; by default what the model tells, and True if it does not."
+)
+_FREEZE_LAYERS = flags.DEFINE_integer(
+    "freeze_layers", 0, "Keep the embeddings and so many of the lowest layers as they are; 0 trains all.", lower_bound=0
+)
+
+# Training.
+DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
+DO_PREDICT = flags.DEFINE_bool("do_predict", False, "Whether to answer for data without answers.")
+_TRAIN_BATCH_SIZE = flags.DEFINE_integer("train_batch_size", 32, "Sequences in a step of training.", lower_bound=1)
+PREDICT_BATCH_SIZE = flags.DEFINE_integer("predict_batch_size", 8, "Sequences in a batch of answers.", lower_bound=1)
+_NUM_TRAIN_EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "How often each example is seen.", lower_bound=0.0)
+_WARMUP_PROPORTION = flags.DEFINE_float(
+    "warmup_proportion", 0.1, "Part of the steps in which the learning rate rises.", lower_bound=0.0, upper_bound=1.0
+)
+_BATCHING = flags.DEFINE_enum(
+    "batching",
+    "auto",
+    ["auto", "padded", "trimmed", "bucketed"],
+    "padded: every sequence to the full length, as the original did. trimmed: the same batches without columns of "
+    "padding: the same numbers sooner. bucketed: batches of sequences of about the same length, sooner still. auto: "
+    "trimmed, but padded where shapes have to be fixed (TPU, --jit_compile).",
+)
+_TRAIN_BATCH_TOKENS = flags.DEFINE_integer(
+    "train_batch_tokens",
+    None,
+    "With --batching=bucketed: as many sequences in a step as have so many pieces together, padding included, instead "
+    "of --train_batch_size.",
+    lower_bound=1,
+)
+
+# Flags above whose value decides what is learned; data and model are described by those who know them.
+_DECIDING = (
+    _INIT_CHECKPOINT,
+    _FREEZE_LAYERS,
+    _TRAIN_BATCH_SIZE,
+    _TRAIN_BATCH_TOKENS,
+    _NUM_TRAIN_EPOCHS,
+    _WARMUP_PROPORTION,
+    _BATCHING,
+)
+
+
+def validate() -> None:
+    """Refuses flags that contradict each other."""
+    if not OUTPUT_DIR.value:
+        raise ValueError("--output_dir is missing.")
+    if _TRAIN_BATCH_TOKENS.value and _BATCHING.value != "bucketed":
+        raise ValueError("--train_batch_tokens needs --batching=bucketed.")
+
+
+def find_pretrained(max_seq_length: int) -> Pretrained:
+    """What --init_checkpoint names; if nothing is to be trained and there is a run in --output_dir, that."""
+    has_run = RunRecord(OUTPUT_DIR.value).load() is not None
+    path = OUTPUT_DIR.value if has_run and not DO_TRAIN.value else _INIT_CHECKPOINT.value
+    found = Pretrained.find(path, _BERT_CONFIG_FILE.value, _VOCAB_FILE.value, _DO_LOWER_CASE.value)
+    if _DO_LOWER_CASE.value is not None and path:
+        check_casing(_DO_LOWER_CASE.value, path, found.vocab, found.vocab_file)
+    if max_seq_length > found.config.max_position_embeddings:
+        raise ValueError(
+            f"--max_seq_length={max_seq_length} is longer than what the model has learned: its "
+            f"max_position_embeddings is {found.config.max_position_embeddings}."
+        )
+    return found
+
+
+def record_path(strategy: tf.distribute.Strategy, name: str) -> Path:
+    """Where records go: into --output_dir; for all workers but the first, who would write the same, out of the way."""
+    return Path(OUTPUT_DIR.value if is_chief(strategy) else tempfile.mkdtemp()) / name
+
+
+class FineTuning:
+    """A model with its records under a strategy.
+
+    Args:
+        strategy: under whose scope the model was made.
+        model: to train or to ask.
+        parse: see `numbered_batches`.
+        max_seq_length: columns of the records.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, model: TaskModel, parse: Callable, max_seq_length: int):
+        self._strategy = strategy
+        self._model = model
+        self._parse = parse
+        self._max_seq_length = max_seq_length
+        self._jit_compile = training_flags.jit_compile(strategy)
+        needs_fixed_shapes = is_tpu(strategy) or self._jit_compile
+        self._batching = _BATCHING.value
+        if self._batching == "auto":
+            self._batching = "padded" if needs_fixed_shapes else "trimmed"
+        if needs_fixed_shapes and self._batching != "padded":
+            logging.info("--batching=%s: every length that occurs is compiled by itself.", self._batching)
+
+    def train(
+        self,
+        task: Task,
+        records: ExampleRecords,
+        found: Pretrained,
+        output_dir: str,
+        seed: int,
+        settings: Mapping[str, str],
+        deciding: Mapping[str, Any],
+        evaluate: Callable[[], dict[str, float]] | None,
+    ) -> Trained:
+        """Trains on records, from the weights that were found or from where a run in `output_dir` got to.
+
+        Args:
+            task, settings, evaluate: see `training.loop.train`.
+            records: what to learn from.
+            found: what to start from.
+            output_dir: of the run.
+            seed: of everything that is random.
+            deciding: flags of the task that decide what is learned, besides those here.
+        """
+        plan = self._plan(records, seed)
+        num_steps = len(plan)
+        self._model.freeze(_FREEZE_LAYERS.value)
+        with self._strategy.scope():
+            optimizer, loss_scale = training_flags.optimizer_for(
+                self._model, num_steps, int(num_steps * _WARMUP_PROPORTION.value)
+            )
+        logging.info("***** Training: %d sequences, %d steps *****", len(records), num_steps)
+        rows = None if _TRAIN_BATCH_TOKENS.value else _TRAIN_BATCH_SIZE.value
+        own = {flag.name: flag.value for flag in _DECIDING} | {"num_train_steps": num_steps, "data": records.sha256}
+        return train(
+            self._strategy,
+            self._model,
+            task,
+            optimizer,
+            lambda first, worker, workers: self._batches(records, plan, rows, first, worker, workers),
+            training_flags.loop_options(
+                self._strategy,
+                output_dir,
+                num_steps,
+                _TRAIN_BATCH_SIZE.value,
+                self._mean_length(records),
+                seed,
+            ),
+            training_flags.deciding(seed) | own | dict(deciding),
+            settings,
+            functools.partial(initialize, self._model, found),
+            loss_scale,
+            evaluate,
+        )
+
+    def _plan(self, records: ExampleRecords, seed: int) -> TrainingPlan:
+        size = BatchSize(_TRAIN_BATCH_SIZE.value, _TRAIN_BATCH_TOKENS.value, training_flags.shares(self._strategy))
+        plan = TrainingPlan(records.lengths, size, _NUM_TRAIN_EPOCHS.value, seed, self._batching == "bucketed")
+        if not len(plan):
+            raise ValueError(
+                f"{len(records)} examples are less than one batch in {_NUM_TRAIN_EPOCHS.value:g} epochs: lower "
+                f"--train_batch_size={_TRAIN_BATCH_SIZE.value} or raise --num_train_epochs."
+            )
+        return plan
+
+    def predictions(self, records: ExampleRecords, batch_size: int, flag: str) -> Predictions:
+        """What the model says of each record, as often as asked."""
+        check_batch_size(self._strategy, batch_size, parts=1, flag=flag)
+        plan = evaluation_plan(records.lengths, BatchSize(batch_size), by_length=self._batching != "padded")
+        return Predictions(
+            self._strategy,
+            self._model,
+            lambda worker, workers: self._batches(records, plan, batch_size, 0, worker, workers),
+            len(plan),
+            len(records),
+            self._jit_compile,
+        )
+
+    def _batches(self, records, plan, rows: int | None, first: int, worker: int, num_workers: int) -> tf.data.Dataset:
+        return numbered_batches(
+            records,
+            plan,
+            self._parse,
+            self._max_seq_length,
+            first,
+            worker,
+            num_workers,
+            length_step=None if self._batching == "padded" else 8,
+            fixed_rows=rows,
+        )
+
+    def _mean_length(self, records: ExampleRecords) -> float:
+        """Pieces of a sequence, for tokens per second: padding is no work that anybody wants done."""
+        return float(np.mean(records.lengths))
+
+
+def initialize(model: keras.Model, found: Pretrained) -> None:
+    """Sets the first weights of a run."""
+    if found.checkpoint is None:
+        logging.info("There is no --init_checkpoint: training starts from random weights.")
+    else:
+        logging.info("%s", load_checkpoint(model, found.checkpoint))
+
+
+def load_trained(model: keras.Model, output_dir: str, found: Pretrained) -> int:
+    """Sets the weights of the run in `output_dir`, else of --init_checkpoint, whose head has to be there, too."""
+    step = load_latest(model, output_dir)
+    if step is not None:
+        return step
+    if found.checkpoint is None:
+        raise ValueError(f"There is no model: no run in {output_dir}, and no --init_checkpoint.")
+    report = load_checkpoint(model, found.checkpoint)
+    if report.missing:
+        raise ValueError(
+            f"{found.checkpoint.source} is not trained for this task: it lacks {', '.join(report.missing)}. Use "
+            "--do_train."
+        )
+    return 0

@@ -1,0 +1,305 @@
+"""Fine-tunes BERT to label sentences or pairs of them, and labels them: GLUE, XNLI, or your own data. Examples:
+
+    python run_classifier.py --task_name=MRPC --data_dir=glue/MRPC --init_checkpoint=uncased_L-12_H-768_A-12 \\
+      --output_dir=out/mrpc --do_train --do_eval --do_predict
+
+    python run_classifier.py --task_name=custom --train_file=train.csv --eval_file=dev.csv --text_column=review \\
+      --label_column=stars --init_checkpoint=uncased_L-12_H-768_A-12 --output_dir=out/reviews --do_train --do_eval
+
+    echo 'What a charming film.' | python run_classifier.py --output_dir=out/reviews --do_predict --predict_file=-
+
+The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+import command_line
+import fine_tuning
+import training_flags
+from data.examples import Columns, Example
+from data.glue import GLUE_TASKS, XNLI_LANGUAGES, task_name
+from data.sentence_features import LONG_TEXTS, SentenceEncoder
+from data.sentence_sets import GlueSets, NamedExamples, SentenceSets, Tables, TfdsSets, XnliSets
+from data.tokenization import FullTokenizer, vocab_text
+from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from modeling.models import SentenceModel
+from tasks import sentence_results, sentences
+from tasks.pretrained import Pretrained
+from tasks.sentence_classifier import SentenceClassifier
+from tasks.sentence_data import EncodedSet, parser
+from tasks.sentences import SETTINGS_FILE, SentenceSettings, SentenceTask
+from training.evaluation import write_results
+from training.strategy import is_chief
+from training.trials import keep_best, trial_dir
+
+_TASK_NAME = flags.DEFINE_string(
+    "task_name", None, f"{', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own."
+)
+
+# Data.
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Directory of the files, as downloaded: train.tsv, dev.tsv, test.tsv."
+)
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "custom: the table to train on, .tsv, .csv, .jsonl or .json.")
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "custom: the table to evaluate on.")
+_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "custom: the table to label; - for standard input.")
+_TEXT_COLUMN = flags.DEFINE_string("text_column", "text", "Column of the text; a number, from 0, without a header.")
+_TEXT_PAIR_COLUMN = flags.DEFINE_string("text_pair_column", None, "Column of the second text of a pair.")
+_LABEL_COLUMN = flags.DEFINE_string("label_column", "label", "Column of the label.")
+_ID_COLUMN = flags.DEFINE_string("id_column", None, "Column of ids for predictions.jsonl; by default rows are counted.")
+_MULTI_LABEL = flags.DEFINE_bool("multi_label", False, "Whether a text may have several labels, or none.")
+_LABEL_SEPARATOR = flags.DEFINE_string("label_separator", ",", "What parts several labels in a column.")
+_REGRESSION = flags.DEFINE_bool("regression", False, "Whether the label is a number to predict.")
+_TSV_QUOTES = flags.DEFINE_bool("tsv_quotes", False, "Whether fields of a .tsv may be quoted, as spreadsheets do.")
+_SKIP_BAD_ROWS = flags.DEFINE_bool("skip_bad_rows", False, "Whether to count rows without text or label and go on.")
+_MAX_TRAIN_EXAMPLES = flags.DEFINE_integer("max_train_examples", None, "Train on so many examples only.", lower_bound=1)
+_TFDS_NAME = flags.DEFINE_string(
+    "tfds_name", None, "A set of tensorflow-datasets, instead of files; custom is implied."
+)
+_TFDS_SPLITS = flags.DEFINE_list(
+    "tfds_splits", ["train", "validation", "test"], "Its splits to train on, to evaluate on and to predict."
+)
+_XNLI_LANGUAGE = flags.DEFINE_enum("xnli_language", "zh", list(XNLI_LANGUAGES), "Language to evaluate XNLI in.")
+_XNLI_TRAIN_LANGUAGE = flags.DEFINE_enum(
+    "xnli_train_language", None, list(XNLI_LANGUAGES), "Language to train in, if another: en for zero-shot."
+)
+
+# Model.
+_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence; longer texts are cut.")
+_LONG_TEXT = flags.DEFINE_enum(
+    "long_text",
+    "head",
+    list(LONG_TEXTS),
+    "What is kept of a text that is too long: its head, its tail, a quarter from its head and the rest from its tail "
+    "(head_tail), or all of it in windows that vote.",
+)
+_BILSTM_HEAD = flags.DEFINE_bool("bilstm_head", False, "Whether a BiLSTM takes the place of the pooler.")
+
+# Training.
+_DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the development set.")
+_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of evaluation.", lower_bound=1)
+_LABEL_SMOOTHING = flags.DEFINE_float(
+    "label_smoothing", 0.0, "How much of each target is spread over all labels.", lower_bound=0.0, upper_bound=1.0
+)
+_CLASS_WEIGHTS = flags.DEFINE_enum(
+    "class_weights", "none", ["none", "auto"], "auto: rare classes count for more, so that all count the same."
+)
+_NUM_TRIALS = flags.DEFINE_integer(
+    "num_trials",
+    1,
+    "Train so many times, from seeds that follow each other, in --output_dir/trial-…; the best one ends up in "
+    "--output_dir itself, with mean and deviation of all in trials.json.",
+    lower_bound=1,
+)
+
+# Output.
+_GLUE_SUBMISSION = flags.DEFINE_bool(
+    "glue_submission", False, "Whether --do_predict also writes a file for GLUE's server, e.g. MRPC.tsv."
+)
+
+
+def validate_flags() -> None:
+    """Refuses what cannot work, before any of it is done."""
+    fine_tuning.validate()
+    if not (DO_TRAIN.value or _DO_EVAL.value or DO_PREDICT.value):
+        raise ValueError("At least one of --do_train, --do_eval and --do_predict must be set.")
+    if _PREDICT_FILE.value == "-":
+        if DO_TRAIN.value or _DO_EVAL.value:
+            raise ValueError("--predict_file=- asks a model that is there: use --do_predict alone.")
+        return
+    if not _TASK_NAME.value and not _TFDS_NAME.value:
+        raise ValueError(f"--task_name is missing: {', '.join(GLUE_TASKS)}, ax, xnli or custom.")
+    if _MULTI_LABEL.value and _REGRESSION.value:
+        raise ValueError("--multi_label and --regression contradict each other.")
+    if _CLASS_WEIGHTS.value == "auto" and (_MULTI_LABEL.value or _REGRESSION.value):
+        raise ValueError("--class_weights=auto is for one label a text, not for --multi_label or --regression.")
+    if _NUM_TRIALS.value > 1 and not (DO_TRAIN.value and _DO_EVAL.value):
+        raise ValueError("--num_trials needs --do_train, and --do_eval to tell which is best.")
+    if len(_TFDS_SPLITS.value) != 3:
+        raise ValueError(f"--tfds_splits={','.join(_TFDS_SPLITS.value)} should name three splits.")
+
+
+def open_sets() -> SentenceSets:
+    """Where the examples are, by the flags."""
+    kind = "multi_label" if _MULTI_LABEL.value else "regression" if _REGRESSION.value else "single_label"
+    columns = Columns(_TEXT_COLUMN.value, _TEXT_PAIR_COLUMN.value, _LABEL_COLUMN.value, _ID_COLUMN.value)
+    if _TFDS_NAME.value:
+        return TfdsSets(_TFDS_NAME.value, _DATA_DIR.value, kind, columns, tuple(_TFDS_SPLITS.value))
+    name = task_name(_TASK_NAME.value)
+    if name == "custom":
+        return Tables.find(
+            _DATA_DIR.value,
+            (_TRAIN_FILE.value, _EVAL_FILE.value, _PREDICT_FILE.value),
+            kind=kind,
+            columns=columns,
+            label_separator=_LABEL_SEPARATOR.value,
+            quotes=_TSV_QUOTES.value or None,
+            skip_bad_rows=_SKIP_BAD_ROWS.value,
+        )
+    if name not in (*GLUE_TASKS, "ax", "xnli"):
+        raise ValueError(f"--task_name={_TASK_NAME.value} is not known: {', '.join(GLUE_TASKS)}, ax, xnli or custom.")
+    if not _DATA_DIR.value:
+        raise ValueError(f"--data_dir is missing: the directory with the files of {_TASK_NAME.value}.")
+    if name == "xnli":
+        return XnliSets(_DATA_DIR.value, _XNLI_LANGUAGE.value, _XNLI_TRAIN_LANGUAGE.value)
+    return GlueSets(name, _DATA_DIR.value)
+
+
+def label_standard_input() -> None:
+    """A quick look: a text a line, or `a ||| b`, each with its label and how sure the model is."""
+    classifier = SentenceClassifier.load(OUTPUT_DIR.value)
+    for line in filter(None, map(str.strip, sys.stdin)):
+        text = tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line
+        [prediction] = classifier.predict([text])
+        sure = "  ".join(f"{label} {p:.3f}" for label, p in prediction.probabilities.items())
+        print(f"{prediction.label}\t{line}\t{sure}".rstrip("\t"), flush=True)
+
+
+def main() -> None:
+    validate_flags()
+    if _PREDICT_FILE.value == "-":
+        return label_standard_input()
+    sets = open_sets()
+    found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
+    train_examples = sets.train()[: _MAX_TRAIN_EXAMPLES.value] if DO_TRAIN.value else []
+    settings = make_settings(sets, found, train_examples)
+    evaluation = list(sets.evaluation()) if _DO_EVAL.value or training_flags.evaluates_while_training() else []
+    prediction = list(sets.prediction()) if DO_PREDICT.value else []
+
+    strategy = training_flags.start()
+    data = encode(strategy, settings, found, train_examples, evaluation, prediction)
+    first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
+    seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
+    results = [
+        run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
+        for trial, seed in enumerate(seeds)
+    ]
+    if _NUM_TRIALS.value > 1 and is_chief(strategy):
+        keep_best(OUTPUT_DIR.value, results, seeds, deciding_metric(settings))
+
+
+def make_settings(sets: SentenceSets, found: Pretrained, train_examples: list[Example]) -> SentenceSettings:
+    """Of the model that is there, if nothing is to be trained; else of the flags and the training data."""
+    if not DO_TRAIN.value:
+        return SentenceSettings.load(OUTPUT_DIR.value)
+    labels = sets.labels
+    if labels is None:
+        labels = sentences.find_labels(train_examples, sets.kind, "the training data")
+    settings = SentenceSettings(
+        kind=sets.kind,
+        labels=labels,
+        do_lower_case=found.do_lower_case,
+        max_seq_length=_MAX_SEQ_LENGTH.value,
+        long_text=_LONG_TEXT.value,
+        bilstm_head=_BILSTM_HEAD.value,
+        metrics=sets.metrics,
+    )
+    training_flags.check_best_metric(sentence_results.metric_names(settings))
+    return settings
+
+
+def deciding_metric(settings: SentenceSettings) -> str:
+    """The figure by which the best of several trials is chosen: --keep_best_metric, or the official one of the task."""
+    usual = "pearson" if settings.kind == "regression" else "accuracy"
+    return training_flags.best_metric() or f"eval_{(*settings.metrics, usual)[0]}"
+
+
+class Data(NamedTuple):
+    """All sets, encoded; trials share them."""
+
+    train: EncodedSet | None
+    evaluation: list[tuple[NamedExamples, EncodedSet]]
+    prediction: list[tuple[NamedExamples, EncodedSet]]
+
+
+def encode(strategy, settings: SentenceSettings, found: Pretrained, train, evaluation, prediction) -> Data:
+    tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
+    encoder = SentenceEncoder(tokenizer, settings.max_seq_length, settings.long_text)
+    for named in evaluation:
+        sentences.label_ids(named.examples, settings)  # a wrong label is told before minutes of encoding
+
+    def write(name: str, examples: list[Example], has_labels: bool = True) -> EncodedSet:
+        path = fine_tuning.record_path(strategy, f"{name}.tf_record")
+        return EncodedSet.write(path, examples, settings, encoder, has_labels)
+
+    return Data(
+        write("train", train) if train else None,
+        [(named, write(f"eval{named.suffix}", named.examples)) for named in evaluation],
+        [(named, write(f"predict{named.suffix}", named.examples, has_labels=False)) for named in prediction],
+    )
+
+
+def run_trial(
+    strategy, settings: SentenceSettings, found: Pretrained, data: Data, output_dir: str, seed: int
+) -> dict[str, float]:
+    """Trains, evaluates and predicts, as the flags say; gives the figures of the first evaluation."""
+    with strategy.scope():
+        options = training_flags.model_options(seed)
+        model = SentenceModel(found.config, settings.num_outputs, settings.bilstm_head, **options)
+    tuning = FineTuning(strategy, model, parser(settings), settings.max_seq_length)
+    ask = [
+        tuning.predictions(encoded.records, _EVAL_BATCH_SIZE.value, "eval_batch_size") for _, encoded in data.evaluation
+    ]
+    if DO_TRAIN.value:
+        evaluate = (lambda: data.evaluation[0][1].figures(ask[0]())) if data.evaluation else None
+        step = train(tuning, settings, found, data.train, output_dir, seed, evaluate)
+    else:
+        step = fine_tuning.load_trained(model, output_dir, found)
+    results = []
+    for (named, encoded), logits_of in zip(data.evaluation, ask, strict=True):
+        logits = logits_of(f"Evaluating{named.suffix}")
+        results.append(encoded.figures(logits))
+        if is_chief(strategy) and _DO_EVAL.value:
+            write_results(output_dir, step, results[-1] | {"loss": results[-1]["eval_loss"]}, named.suffix)
+            sentence_results.write_evaluation(
+                output_dir, settings, results[-1], encoded.probabilities(logits), encoded.labels, named.suffix
+            )
+    for named, encoded in data.prediction:
+        logits = tuning.predictions(encoded.records, PREDICT_BATCH_SIZE.value, "predict_batch_size")("Predicting")
+        if is_chief(strategy):
+            write_answers(output_dir, settings, named, encoded.probabilities(logits))
+    return results[0] if results else {}
+
+
+def train(tuning, settings: SentenceSettings, found: Pretrained, train_set: EncodedSet, output_dir, seed, evaluate):
+    """Trains, and gives the step whose weights the model has then."""
+    weights = None
+    if _CLASS_WEIGHTS.value == "auto":
+        weights = sentences.balanced_weights(train_set.labels, len(settings.labels))
+    return tuning.train(
+        SentenceTask(settings.kind, _LABEL_SMOOTHING.value, weights),
+        train_set.records,
+        found,
+        output_dir,
+        seed,
+        {
+            "bert_config.json": found.config.to_json_string(),
+            "vocab.txt": vocab_text(found.vocab),
+            SETTINGS_FILE: settings.to_json(),
+        },
+        {
+            "bert_config_file": found.config.to_dict(),
+            "task": dataclasses.asdict(settings),
+            "label_smoothing": _LABEL_SMOOTHING.value,
+            "class_weights": _CLASS_WEIGHTS.value,
+        },
+        evaluate if training_flags.evaluates_while_training() else None,
+    ).step
+
+
+def write_answers(output_dir: str, settings: SentenceSettings, named: NamedExamples, probabilities) -> None:
+    sentence_results.write_predictions(output_dir, settings, named.examples, probabilities, named.suffix)
+    if _GLUE_SUBMISSION.value:
+        if named.test_set is None:
+            raise ValueError("--glue_submission is for the sets of GLUE.")
+        path = Path(output_dir) / f"{named.test_set.submission}.tsv"
+        sentence_results.write_submission(path, settings, named, probabilities)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,53 @@
+"""Several runs that differ in their seed alone, of which the best is kept."""
+
+import json
+import logging
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training.state import write_text
+
+_SUBDIRECTORY = "trial-{}"
+
+
+def trial_dir(output_dir: str, trial: int, num_trials: int) -> str:
+    """The directory of a trial: one of its own, unless there is only one."""
+    return output_dir if num_trials == 1 else str(Path(output_dir) / _SUBDIRECTORY.format(trial))
+
+
+def keep_best(output_dir: str, results: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: str) -> None:
+    """Copies the files of the best trial to `output_dir` and writes what all of them found to trials.json.
+
+    Args:
+        output_dir: of all trials.
+        results: figures of each trial.
+        seeds: of each trial.
+        metric: the figure that decides; the lowest is best of a loss, the highest of anything else.
+    """
+    sign = -1.0 if metric.endswith("loss") else 1.0
+    best = max(range(len(results)), key=lambda trial: sign * results[trial][metric])
+    directory = Path(trial_dir(output_dir, best, len(results)))
+    for path in sorted(directory.iterdir()):
+        if path.is_file():
+            aside = Path(output_dir) / f".{path.name}.part"
+            shutil.copyfile(path, aside)
+            aside.replace(Path(output_dir) / path.name)
+    summary = {
+        "best_trial": best,
+        "chosen_by": metric,
+        "trials": [dict(result) | {"seed": seed} for result, seed in zip(results, seeds, strict=True)],
+        "mean": {name: statistics.fmean(result[name] for result in results) for name in results[0]},
+        "deviation": {name: statistics.stdev(result[name] for result in results) for name in results[0]},
+    }
+    write_text(Path(output_dir) / "trials.json", json.dumps(summary, indent=2) + "\n")
+    logging.getLogger(__name__).info("***** %d trials *****", len(results))
+    for name in results[0]:
+        logging.getLogger(__name__).info(
+            "  %s: mean %.4f, deviation %.4f, best trial %.4f",
+            name,
+            summary["mean"][name],
+            summary["deviation"][name],
+            results[best][name],
+        )
