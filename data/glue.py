@@ -23,7 +23,7 @@ XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "t
 
 
 @dataclasses.dataclass(frozen=True)
-class TestSet:
+class BlindSet:
     """A set without labels, and the file that GLUE's server wants for it."""
 
     file: str
@@ -40,7 +40,7 @@ class GlueTask:
     label: str
     labels: tuple[str, ...] | None  # None: a number
     metrics: tuple[str, ...]  # the official ones, the first of them decides
-    test_sets: tuple[TestSet, ...]
+    test_sets: tuple[BlindSet, ...]
     dev_files: tuple[str, ...] = ("dev.tsv",)
     header: tuple[str, ...] | None = None  # of files for training and development that have none
 
@@ -52,15 +52,17 @@ class GlueTask:
 _TEST = "test.tsv"
 GLUE_TASKS = {
     "cola": GlueTask(
-        "sentence", None, "label", _BINARY, ("matthews",), (TestSet(_TEST, "CoLA", 1063),), header=_COLA_HEADER
+        "sentence", None, "label", _BINARY, ("matthews",), (BlindSet(_TEST, "CoLA", 1063),), header=_COLA_HEADER
     ),
-    "sst-2": GlueTask("sentence", None, "label", _BINARY, ("accuracy",), (TestSet(_TEST, "SST-2", 1821),)),
-    "mrpc": GlueTask("#1 String", "#2 String", "Quality", _BINARY, ("f1", "accuracy"), (TestSet(_TEST, "MRPC", 1725),)),
+    "sst-2": GlueTask("sentence", None, "label", _BINARY, ("accuracy",), (BlindSet(_TEST, "SST-2", 1821),)),
+    "mrpc": GlueTask(
+        "#1 String", "#2 String", "Quality", _BINARY, ("f1", "accuracy"), (BlindSet(_TEST, "MRPC", 1725),)
+    ),
     "sts-b": GlueTask(
-        "sentence1", "sentence2", "score", None, ("pearson", "spearman"), (TestSet(_TEST, "STS-B", 1379),)
+        "sentence1", "sentence2", "score", None, ("pearson", "spearman"), (BlindSet(_TEST, "STS-B", 1379),)
     ),
     "qqp": GlueTask(
-        "question1", "question2", "is_duplicate", _BINARY, ("f1", "accuracy"), (TestSet(_TEST, "QQP", 390965),)
+        "question1", "question2", "is_duplicate", _BINARY, ("f1", "accuracy"), (BlindSet(_TEST, "QQP", 390965),)
     ),
     "mnli": GlueTask(
         "sentence1",
@@ -68,16 +70,16 @@ GLUE_TASKS = {
         "gold_label",
         _NLI,
         ("accuracy",),
-        (TestSet("test_matched.tsv", "MNLI-m", 9796), TestSet("test_mismatched.tsv", "MNLI-mm", 9847)),
+        (BlindSet("test_matched.tsv", "MNLI-m", 9796), BlindSet("test_mismatched.tsv", "MNLI-mm", 9847)),
         dev_files=("dev_matched.tsv", "dev_mismatched.tsv"),
     ),
-    "qnli": GlueTask("question", "sentence", "label", _ENTAILMENT, ("accuracy",), (TestSet(_TEST, "QNLI", 5463),)),
-    "rte": GlueTask("sentence1", "sentence2", "label", _ENTAILMENT, ("accuracy",), (TestSet(_TEST, "RTE", 3000),)),
-    "wnli": GlueTask("sentence1", "sentence2", "label", _BINARY, ("accuracy",), (TestSet(_TEST, "WNLI", 146),)),
+    "qnli": GlueTask("question", "sentence", "label", _ENTAILMENT, ("accuracy",), (BlindSet(_TEST, "QNLI", 5463),)),
+    "rte": GlueTask("sentence1", "sentence2", "label", _ENTAILMENT, ("accuracy",), (BlindSet(_TEST, "RTE", 3000),)),
+    "wnli": GlueTask("sentence1", "sentence2", "label", _BINARY, ("accuracy",), (BlindSet(_TEST, "WNLI", 146),)),
 }
 
 # The diagnostic set, which a model of MNLI answers.
-DIAGNOSTIC = TestSet("diagnostic.tsv", "AX", 1104)
+DIAGNOSTIC = BlindSet("diagnostic.tsv", "AX", 1104)
 
 _ALIASES = {"sst2": "sst-2", "sts": "sts-b", "stsb": "sts-b", "mnli-m": "mnli", "diagnostic": "ax"}
 

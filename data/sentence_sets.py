@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from data.examples import Columns, Example, find_table, number_label, read_examples, several_labels, single_label
-from data.glue import DIAGNOSTIC, GLUE_TASKS, GlueTask, TestSet, Xnli, read_split, task_name
+from data.glue import DIAGNOSTIC, GLUE_TASKS, BlindSet, GlueTask, Xnli, read_split, task_name
 
 
 class NamedExamples(NamedTuple):
@@ -17,7 +17,7 @@ class NamedExamples(NamedTuple):
 
     suffix: str
     examples: list[Example]
-    test_set: TestSet | None = None  # what GLUE's server wants, if these are for it
+    test_set: BlindSet | None = None  # what GLUE's server wants, if these are for it
 
 
 class SentenceSets(Protocol):

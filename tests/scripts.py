@@ -1,5 +1,6 @@
 """Running the scripts as a person does."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,8 +17,13 @@ def spell(**flags) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items() if value is not None]
 
 
-def start(script: str, *flags: str, before: str = "", **environment: str) -> subprocess.Popen:
-    """Starts a script; `before` is Python that runs first in its process, to arrange accidents."""
+def start(script: str, *flags: str, before: str = "", given: str | None = None, **environment: str) -> subprocess.Popen:
+    """Starts a script.
+
+    Args:
+        before: Python that runs first in its process, to arrange accidents.
+        given: what it finds on standard input.
+    """
     command = [sys.executable, script, *flags]
     if before:
         runner = (
@@ -26,9 +32,20 @@ def start(script: str, *flags: str, before: str = "", **environment: str) -> sub
         )
         command = [sys.executable, "-c", runner, script, *flags]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    if given is not None:  # little enough for the pipe to hold
+        process.stdin.write(given)
+        process.stdin.close()
+        process.stdin = None
+    return process
 
 
 def finish(process: subprocess.Popen, code: int = 0, timeout: float = 300) -> str:
@@ -43,8 +60,45 @@ def finish(process: subprocess.Popen, code: int = 0, timeout: float = 300) -> st
     return output
 
 
-def run(script: str, *flags: str, code: int = 0, before: str = "", **environment: str) -> str:
-    return finish(start(script, *flags, before=before, **environment), code)
+def run(script: str, *flags: str, code: int = 0, before: str = "", given: str | None = None, **environment: str) -> str:
+    return finish(start(script, *flags, before=before, given=given, **environment), code)
+
+
+_COMPLAINTS = """
+    import importlib, json, sys
+    from absl import flags
+    from absl.testing import flagsaver
+    import command_line
+
+    script = importlib.import_module(sys.argv[1].removesuffix(".py"))
+    flags.FLAGS(sys.argv[:1])
+    told = []
+    for line in json.load(sys.stdin):
+        with flagsaver.flagsaver():
+            try:
+                flags.FLAGS(sys.argv[:1] + line)
+                script.main()
+                told.append("")
+            except Exception as error:
+                told.append(command_line._message(error) or f"Traceback: {error!r}")
+    print(json.dumps(told))
+"""
+
+
+def complaints(script: str, *lines: list[str]) -> list[str]:
+    """What a script says of each of several wrong command lines; "" where it finds nothing wrong. In one process."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_COMPLAINTS), script],
+        input=json.dumps(lines),
+        cwd=ROOT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def wait_for(condition, process: subprocess.Popen, timeout: float = 120) -> None:

@@ -1,0 +1,67 @@
+import json
+
+import keras
+import numpy as np
+
+from training.best import BestWeights
+from training.trials import keep_best, trial_dir
+
+
+def model_of(value):
+    model = keras.Sequential(
+        [keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.Constant(value))]
+    )
+    model.build((None, 1))
+    return model
+
+
+def test_the_best_is_kept_and_patience_runs_out(tmp_path):
+    model = model_of(0.0)
+    best = BestWeights(tmp_path, model, "accuracy", patience=2)
+    assert best.step is None and not best.is_exhausted
+    for step, accuracy, is_new in ((10, 0.5, True), (20, 0.7, True), (30, 0.7, False), (40, 0.6, False)):
+        model.weights[0].assign([[float(step)]])
+        assert best.add(step, {"accuracy": accuracy, "loss": 1.0}) == is_new
+        if is_new:
+            best.save()
+            best.forget_others()
+        assert best.is_exhausted == (step == 40)
+    assert best.step == 20
+    assert {path.name.split(".")[0] for path in (tmp_path / "train_state").iterdir()} == {"best-20"}
+    best.restore()
+    assert model.weights[0].numpy().item() == 20.0
+
+
+def test_of_losses_the_lowest_is_best(tmp_path):
+    best = BestWeights(tmp_path, model_of(0.0), "eval_loss")
+    assert best.add(1, {"eval_loss": 2.0}) and best.add(2, {"eval_loss": 1.0}) and not best.add(3, {"eval_loss": 3.0})
+    assert not best.is_exhausted
+
+
+def test_history_comes_from_the_reports_up_to_the_step(tmp_path):
+    lines = [
+        {"kind": "eval", "step": 10, "f1": 0.4},
+        {"kind": "train", "step": 15, "loss": 1.0},
+        {"kind": "eval", "step": 20, "f1": 0.9},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    best = BestWeights(tmp_path, model_of(0.0), "f1")
+    best.load_history(15)
+    assert best.step == 10
+    best.load_history(20)
+    assert best.step == 20
+
+
+def test_the_best_of_several_trials(tmp_path):
+    for trial, value in enumerate((0.1, 0.9, 0.5)):
+        directory = tmp_path / f"trial-{trial}"
+        assert str(directory) == trial_dir(str(tmp_path), trial, 3)
+        (directory / "train_state").mkdir(parents=True)
+        (directory / "eval_results.txt").write_text(str(value))
+    results = [{"f1": value} for value in (0.1, 0.9, 0.5)]
+    keep_best(str(tmp_path), results, [7, 8, 9], "f1")
+    assert (tmp_path / "eval_results.txt").read_text() == "0.9"
+    summary = json.loads((tmp_path / "trials.json").read_text())
+    assert summary["best_trial"] == 1 and summary["trials"][1] == {"f1": 0.9, "seed": 8}
+    np.testing.assert_allclose([summary["mean"]["f1"], summary["deviation"]["f1"]], [0.5, 0.4])
+    assert trial_dir("out", 0, 1) == "out"
