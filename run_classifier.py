@@ -21,7 +21,7 @@ from absl import flags
 import command_line
 import fine_tuning
 import training_flags
-from data.examples import Columns, Example
+from data.examples import Columns, Example, sample
 from data.glue import GLUE_TASKS, XNLI_LANGUAGES, task_name
 from data.sentence_features import LONG_TEXTS, SentenceEncoder
 from data.sentence_sets import GlueSets, NamedExamples, SentenceSets, Tables, TfdsSets, XnliSets
@@ -57,7 +57,9 @@ _LABEL_SEPARATOR = flags.DEFINE_string("label_separator", ",", "What parts sever
 _REGRESSION = flags.DEFINE_bool("regression", False, "Whether the label is a number to predict.")
 _TSV_QUOTES = flags.DEFINE_bool("tsv_quotes", False, "Whether fields of a .tsv may be quoted, as spreadsheets do.")
 _SKIP_BAD_ROWS = flags.DEFINE_bool("skip_bad_rows", False, "Whether to count rows without text or label and go on.")
-_MAX_TRAIN_EXAMPLES = flags.DEFINE_integer("max_train_examples", None, "Train on so many examples only.", lower_bound=1)
+_MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
+    "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
+)
 _TFDS_NAME = flags.DEFINE_string(
     "tfds_name", None, "A set of tensorflow-datasets, instead of files; custom is implied."
 )
@@ -166,7 +168,7 @@ def main() -> None:
         return label_standard_input()
     sets = open_sets()
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
-    train_examples = sets.train()[: _MAX_TRAIN_EXAMPLES.value] if DO_TRAIN.value else []
+    train_examples = sample(sets.train(), _MAX_TRAIN_EXAMPLES.value) if DO_TRAIN.value else []
     settings = make_settings(sets, found, train_examples)
     evaluation = list(sets.evaluation()) if _DO_EVAL.value or training_flags.evaluates_while_training() else []
     prediction = list(sets.prediction()) if DO_PREDICT.value else []

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,14 @@ def _value(row: Row, column: str) -> Any:
     else:
         what = f"there is no value in the column {column!r}; there are values for {', '.join(map(repr, found))}"
     raise BadRow(f"{row.place}: {what}. Name other columns (--text_column …), or mend the row.")
+
+
+def sample(examples: list[Example], count: int | None) -> list[Example]:
+    """So many of the examples, in their order; always the same ones. All of them if they are not more, or None."""
+    if count is None or count >= len(examples):
+        return examples
+    chosen = random.Random(12345).sample(range(len(examples)), count)
+    return [examples[number] for number in sorted(chosen)]
 
 
 def find_table(data_dir: str, stems: Sequence[str]) -> str | None:

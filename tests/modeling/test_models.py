@@ -1,3 +1,5 @@
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -153,3 +155,32 @@ def test_head_and_encoder_start_differently_from_one_seed():
     model = models.SentenceModel(TINY, num_labels=30, seed=4)
     head, table = model.classifier.output_weights.numpy(), model.encoder.embedding_table.numpy()
     assert (head != table).all()
+
+
+def test_left_to_right_the_last_token_stands_for_the_sequence():
+    """Only that one has seen all the others; what follows it is padding and changes nothing."""
+    causal = dataclasses.replace(TINY, attention="causal")
+    model = SentenceModel(causal, num_labels=2, seed=1)
+    longer = {name: tf.pad(tensor, [[0, 0], [0, 3]]) for name, tensor in INPUTS.items()}
+    np.testing.assert_allclose(model(INPUTS), model(longer), atol=1e-5)
+    other_last = INPUTS | {"input_ids": tf.constant([[2, 5, 9, 4], [2, 7, 4, 0]])}
+    assert np.abs(model(INPUTS) - model(other_last)).min() > 1e-3
+
+
+def test_a_bilstm_reads_all_tokens_but_no_padding():
+    model = SentenceModel(TINY, num_labels=3, bilstm=True, seed=1)
+    assert {v.path.split("/")[0] for v in model.weights} == {"bert", "bilstm", "output_weights", "output_bias"}
+    longer = {name: tf.pad(tensor, [[0, 0], [0, 3]]) for name, tensor in INPUTS.items()}
+    np.testing.assert_allclose(model(INPUTS), model(longer), atol=1e-5)
+    copy = SentenceModel.from_config(model.get_config())
+    assert [v.path for v in copy.weights] == [v.path for v in model.weights]
+
+
+def test_frozen_layers_stay_as_they_are():
+    model = SentenceModel(TINY, num_labels=2, seed=1)
+    model.freeze(1)
+    trained = {variable.path for variable in model.trainable_variables}
+    assert not any(path.startswith(("bert/embeddings", "bert/encoder/layer_0")) for path in trained)
+    assert any(path.startswith("bert/encoder/layer_1") for path in trained) and "output_weights" in trained
+    with pytest.raises(ValueError, match="3 layers cannot be frozen: the encoder has 2"):
+        model.freeze(3)

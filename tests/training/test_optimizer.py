@@ -1,3 +1,4 @@
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -246,3 +247,19 @@ def test_a_step_with_an_infinite_gradient_can_be_left_out():
     np.testing.assert_array_equal(before, after)
     with pytest.raises(ValueError, match="skip_nonfinite needs"):
         AdamWeightDecay(0.1, skip_nonfinite=True, global_clipnorm=None)
+
+
+def test_lower_layers_learn_more_slowly():
+    paths = ("bert/embeddings/a", "bert/encoder/layer_0/b", "bert/encoder/layer_1/c", "bert/pooler/d", "e")
+    variables = []
+    for path in paths:
+        *scopes, name = path.split("/")
+        with contextlib.ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
+            variables.append(keras.Variable(np.ones(1), name=name))
+    optimizer = AdamWeightDecay(0.1, weight_decay_rate=0.0, layerwise_lr_decay=0.5, global_clipnorm=None)
+    optimizer.build(variables)
+    optimizer.apply([tf.ones(1)] * 5, variables)
+    steps = np.array([1.0 - variable.numpy().item() for variable in variables])
+    np.testing.assert_allclose(steps / steps[-1], [0.125, 0.25, 0.5, 1.0, 1.0], rtol=1e-5)
