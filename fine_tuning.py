@@ -194,8 +194,10 @@ class FineTuning:
             )
         return plan
 
-    def predictions(self, records: ExampleRecords, batch_size: int, flag: str) -> Predictions:
-        """What the model says of each record, as often as asked."""
+    def predictions(
+        self, records: ExampleRecords, batch_size: int, flag: str, outputs: Callable | None = None
+    ) -> Predictions:
+        """What the model says of each record, as often as asked; with `outputs`, of each of its pieces."""
         check_batch_size(self._strategy, batch_size, parts=1, flag=flag)
         plan = evaluation_plan(records.lengths, BatchSize(batch_size), by_length=self._batching != "padded")
         return Predictions(
@@ -204,6 +206,8 @@ class FineTuning:
             lambda worker, workers: self._batches(records, plan, batch_size, 0, worker, workers),
             len(plan),
             len(records),
+            outputs,
+            self._max_seq_length if outputs else None,
             self._jit_compile,
         )
 

@@ -3,11 +3,13 @@
     python -m examples.python_docs --output_dir=quickstart/corpus
 
 Writes a text for each package, one sentence a line and an empty line between modules: real English prose, some
-megabytes of it, with no download.
+megabytes of it, with no download. And, to try a classifier on, train.tsv and dev.tsv in --table_dir: sentences, and the
+package that each comes from.
 """
 
 import ast
 import inspect
+import random
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tqdm import tqdm
 import command_line
 
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "quickstart/corpus", "Where to write the texts.")
+_TABLE_DIR = flags.DEFINE_string("table_dir", None, "Where to write sentences with their packages, if anywhere.")
 _PACKAGES = flags.DEFINE_list(
     "packages",
     ["python", "numpy", "scipy", "sklearn", "keras", "apache_beam"],
@@ -66,9 +69,24 @@ def modules(package: str) -> list[Path]:
     return [file for file in files if skipped.isdisjoint(file.relative_to(directory).parts[:-1])]
 
 
+def write_tables(directory: Path, by_package: dict[str, list[str]], train: int = 400, dev: int = 80) -> None:
+    """Writes so many sentences of each package, at random, to train.tsv and dev.tsv; no sentence is in both."""
+    rows: dict[str, list[str]] = {"train": [], "dev": []}
+    rng = random.Random(1)
+    for package, found in by_package.items():
+        chosen = rng.sample(sorted({sentence.replace("\t", " ") for sentence in found}), train + dev)
+        rows["train"] += [f"{sentence}\t{package}\n" for sentence in chosen[:train]]
+        rows["dev"] += [f"{sentence}\t{package}\n" for sentence in chosen[train:]]
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, lines in rows.items():
+        (directory / f"{name}.tsv").write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
+        print(f"{directory / name}.tsv: {len(lines)} sentences of {len(by_package)} packages")
+
+
 def main() -> None:
     output = Path(_OUTPUT_DIR.value)
     output.mkdir(parents=True, exist_ok=True)
+    by_package: dict[str, list[str]] = {}
     for package in _PACKAGES.value:
         files = tqdm(modules(package), desc=f"Reading the documentation of {package}", unit=" modules")
         documents = [document for file in files if len(document := documentation(file)) >= 3]
@@ -77,9 +95,12 @@ def main() -> None:
 
             topics = (list(sentences(topic)) for topic in pydoc_data.topics.topics.values())
             documents += [document for document in topics if len(document) >= 3]
+        by_package[package] = [sentence for document in documents for sentence in document]
         text = "\n\n".join("\n".join(document) for document in documents)
         (output / f"{package}.txt").write_text(text + "\n", encoding="utf-8")
         print(f"{package}: {len(documents)} documents, {sum(map(len, documents))} sentences, {len(text) / 1e6:.1f} MB")
+    if _TABLE_DIR.value:
+        write_tables(Path(_TABLE_DIR.value), by_package)
 
 
 if __name__ == "__main__":

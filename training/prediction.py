@@ -10,6 +10,9 @@ from tqdm import tqdm
 from training.step import distributed
 from training.workers import lost_worker_means_run_again
 
+# Stands for logits of positions that no batch had.
+MISSING = -10000.0
+
 
 class Predictions:
     """Runs a model over numbered records; compiled once, run as often as wanted.
@@ -21,6 +24,9 @@ class Predictions:
             `record_numbers`, int32 [B], which records it holds, with -1 for rows that only fill it up.
         num_steps: how many batches there are.
         num_records: how many records.
+        outputs: what to keep of what the model gives, a tensor [B, …]; all of it if not set.
+        sequence_length: set where `outputs` gives something for each piece, [B, T, …]. Batches may be shorter; what is
+            beyond their end is then `MISSING`, lower than whatever a model says.
         jit_compile: compile the network with XLA.
     """
 
@@ -31,15 +37,21 @@ class Predictions:
         batches_of_worker: Callable[[int, int], tf.data.Dataset],
         num_steps: int,
         num_records: int,
+        outputs: Callable | None = None,
+        sequence_length: int | None = None,
         jit_compile: bool = False,
     ):
         self._strategy = strategy
         self._batches_of_worker = batches_of_worker
         self._num_steps = num_steps
         self._num_records = num_records
-        self._predict = tf.function(
-            lambda batch: tf.cast(model(batch, training=False), tf.float32), jit_compile=jit_compile or None
-        )
+        self._sequence_length = sequence_length
+
+        def predict(batch):
+            given = model(batch, training=False)
+            return tf.cast(outputs(given) if outputs else given, tf.float32)
+
+        self._predict = tf.function(predict, jit_compile=jit_compile or None)
 
     def __call__(self, description: str | None = None) -> np.ndarray:
         """What the model says, float [number of records, …], with a bar if it has a `description`."""
@@ -49,9 +61,17 @@ class Predictions:
             for _ in tqdm(range(self._num_steps), desc=description, unit=" batches", disable=description is None):
                 numbers, outputs = (array.numpy() for array in self._next(iterator))
                 if results is None:
-                    results = np.zeros([self._num_records, *outputs.shape[1:]], np.float32)
-                results[numbers[numbers >= 0]] = outputs[numbers >= 0]
+                    results = self._empty(outputs.shape)
+                if self._sequence_length is None:
+                    results[numbers[numbers >= 0]] = outputs[numbers >= 0]
+                else:
+                    results[numbers[numbers >= 0], : outputs.shape[1]] = outputs[numbers >= 0]
         return results
+
+    def _empty(self, shape) -> np.ndarray:
+        if self._sequence_length is None:
+            return np.zeros([self._num_records, *shape[1:]], np.float32)
+        return np.full([self._num_records, self._sequence_length, *shape[2:]], MISSING, np.float32)
 
     @tf.function(reduce_retracing=True)
     def _next(self, iterator):
