@@ -9,24 +9,30 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 quickstart: .venv/.installed  ## the whole way that there is so far, on text that every machine has
 	@echo "1. A corpus: the documentation inside the installed Python packages."
-	$(RUN) -m examples.python_docs --output_dir=quickstart/corpus
+	$(RUN) -m examples.python_docs --output_dir=quickstart/corpus --table_dir=quickstart/packages
 	@echo "2. A vocabulary of 4,000 pieces, learned from it: look into quickstart/vocab.txt."
 	$(RUN) learn_vocab.py --input_file='quickstart/corpus/*.txt' --output_file=quickstart/vocab.txt --vocab_size=4000
 	@echo "3. Pairs of sentences with masked words, as TFRecords; run again, it finds them done."
 	$(RUN) create_pretraining_data.py --input_file='quickstart/corpus/*.txt' --vocab_file=quickstart/vocab.txt \
-	  --output_file=quickstart/records/docs.tfrecord --max_seq_length=64 --max_predictions_per_seq=10 \
+	  --output_file=quickstart/records/docs.tfrecord --max_seq_length=32 --max_predictions_per_seq=5 \
 	  --dupe_factor=2 --do_whole_word_mask --shard_by_file --num_workers=2
-	@echo "4. Pre-training of a tiny BERT: mlm_loss starts near log(4000) = 8.3 and should fall to about 6. Stop it with"
-	@echo "   Ctrl-C if you like: the same command goes on where it stopped."
+	@echo "4. Pre-training of a tiny BERT. mlm_loss starts near log(4000) = 8.3, stays near 6 as long as only frequencies are"
+	@echo "   learned, and falls again once words are told from their neighbours. Stop it with Ctrl-C if you like: the same"
+	@echo "   command goes on where it stopped."
 	$(RUN) run_pretraining.py --input_file='quickstart/records/*.tfrecord' --vocab_file=quickstart/vocab.txt \
-	  --bert_config_file=examples/quickstart_config.json --output_dir=quickstart/model --max_seq_length=64 \
-	  --max_predictions_per_seq=10 --do_train --do_eval --num_train_steps=600 --num_warmup_steps=60 --learning_rate=1e-3 \
-	  --seed=1 --log_every_steps=50
-	@echo "5. What it would fill in. After two minutes it has learned little more than which words are frequent:"
+	  --bert_config_file=examples/quickstart_config.json --output_dir=quickstart/model --max_seq_length=32 \
+	  --max_predictions_per_seq=5 --do_train --do_eval --train_batch_size=64 --num_train_steps=1500 --num_warmup_steps=150 \
+	  --learning_rate=1e-3 --continuous_schedule --seed=1 --log_every_steps=100
+	@echo "5. What it would fill in:"
 	$(RUN) run_fill_mask.py --init_checkpoint=quickstart/model --text='Returns the [MASK] of the array.' \
 	  --text='If [MASK], the default value is used.'
-	@echo "Done. quickstart/model holds bert_model.ckpt in Google's format, bert_config.json and vocab.txt. Curves:"
-	@echo "  $(BIN)/tensorboard --logdir quickstart/model"
+	@echo "6. Fine-tuning: which of six packages is a sentence from? eval_accuracy is 0.17 by chance."
+	$(RUN) run_classifier.py --task_name=custom --data_dir=quickstart/packages --init_checkpoint=quickstart/model \
+	  --output_dir=quickstart/classifier --do_train --do_eval --num_train_epochs=4 --learning_rate=5e-4 --seed=1
+	@echo "Compute the sum of the elements along an axis of the array." | \
+	  $(RUN) run_classifier.py --output_dir=quickstart/classifier --do_predict --predict_file=-
+	@echo "Done. quickstart/model and quickstart/classifier hold bert_model.ckpt in Google's format, bert_config.json and"
+	@echo "vocab.txt. Curves: $(BIN)/tensorboard --logdir quickstart"
 
 test: .venv/.dev-installed  ## all tests; `make test ARGS="-m 'not slow'"` leaves out the slow ones
 	$(BIN)/python -m pytest $(ARGS)

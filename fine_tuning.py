@@ -58,7 +58,7 @@ _BATCHING = flags.DEFINE_enum(
     "auto",
     ["auto", "padded", "trimmed", "bucketed"],
     "padded: every sequence to the full length, as the original did. trimmed: the same batches without columns of "
-    "padding: the same numbers sooner. bucketed: batches of sequences of about the same length, sooner still. auto: "
+    "padding, sooner. bucketed: batches of sequences of about the same length, sooner still. auto: "
     "trimmed, but padded where shapes have to be fixed (TPU, --jit_compile).",
 )
 _TRAIN_BATCH_TOKENS = flags.DEFINE_integer(

@@ -37,6 +37,9 @@ from training.evaluation import write_results
 from training.strategy import is_chief
 from training.trials import keep_best, trial_dir
 
+for module in (training_flags, fine_tuning):  # for --help
+    flags.adopt_module_key_flags(module)
+
 _TASK_NAME = flags.DEFINE_string(
     "task_name", None, f"{', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own."
 )

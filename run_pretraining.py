@@ -32,6 +32,8 @@ from training.loop import check_batch_size, train
 from training.state import RunRecord
 from training.strategy import is_chief
 
+flags.adopt_module_key_flags(training_flags)  # for --help
+
 # Required.
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The shape of the network, as JSON.")
 _INPUT_FILE = flags.DEFINE_string("input_file", None, "Records: a comma-separated list of TFRecord files or globs.")
