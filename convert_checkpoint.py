@@ -45,6 +45,13 @@ _EXTRA_TOKENS = flags.DEFINE_string(
     "A file of further tokens, one a line. They take the places of [unusedN] pieces, and then grow the embedding; the "
     "new vocab.txt is written with the rest.",
 )
+_MAX_POSITION_EMBEDDINGS = flags.DEFINE_integer(
+    "max_position_embeddings",
+    None,
+    "Positions of the output. Fewer than the input has are its first ones; more are repeated from the first on, for "
+    "training on longer sequences to start from.",
+    lower_bound=1,
+)
 _DROP_UNKNOWN = flags.DEFINE_bool("drop_unknown", False, "Whether to leave out variables that no BERT has.")
 
 
@@ -65,7 +72,7 @@ def validate_flags() -> None:
 
 def main() -> None:
     validate_flags()
-    from data.tokenization import load_vocab
+    from data.tokenization import load_vocab, pieces_by_id
     from data.vocabulary_checks import add_tokens, check_casing, check_size
     from modeling import conversion
 
@@ -87,6 +94,8 @@ def main() -> None:
         tokens = Path(_EXTRA_TOKENS.value).read_text(encoding="utf-8").split("\n")
         pieces = add_tokens(pieces, [token for token in map(str.strip, tokens) if token])
         source = conversion.grow(source, len(pieces), np.random.default_rng(0))
+    if _MAX_POSITION_EMBEDDINGS.value:
+        source = conversion.with_positions(source, _MAX_POSITION_EMBEDDINGS.value)
     source = without_unknown(source)
     conversion.write(
         source,
@@ -141,14 +150,6 @@ def casing(source, vocab) -> bool | None:
         if answer is not None:
             return answer
     return casing_of_vocab(vocab) if vocab else None
-
-
-def pieces_by_id(vocab: dict[str, int]) -> list[str]:
-    """The lines of a vocab.txt. Where one piece stood twice, its first line becomes an unused slot."""
-    pieces = [f"[unused_line_{index}]" for index in range(max(vocab.values()) + 1)]
-    for token, index in vocab.items():
-        pieces[index] = token
-    return pieces
 
 
 def describe_vocabulary(vocab, vocab_file) -> str:

@@ -1,9 +1,10 @@
 """What all fine-tuning scripts share: their flags, and the way from records to a trained model and to its answers."""
 
+import dataclasses
 import functools
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from absl import flags
 
 import training_flags
 from data.batch_plans import BatchSize, TrainingPlan, evaluation_plan
-from data.example_records import ExampleRecords, numbered_batches
+from data.example_records import SEQUENCES, ExampleRecords, numbered_batches
+from data.tokenization import vocab_text
 from data.vocabulary_checks import check_casing
 from modeling.checkpoint import load_checkpoint
 from modeling.models import TaskModel
 from tasks.pretrained import Pretrained
+from tasks.settings import SETTINGS_FILE, TaskSettings
 from training.evaluation import load_latest
 from training.loop import Trained, check_batch_size, train
 from training.prediction import Predictions
@@ -89,10 +92,15 @@ def validate() -> None:
         raise ValueError("--train_batch_tokens needs --batching=bucketed.")
 
 
-def find_pretrained(max_seq_length: int) -> Pretrained:
-    """What --init_checkpoint names; if nothing is to be trained and there is a run in --output_dir, that."""
+def find_pretrained(max_seq_length: int, needs_weights: bool = True) -> Pretrained:
+    """What --init_checkpoint names; if nothing is to be trained and there is a run in --output_dir, that.
+
+    Where weights are not needed, --vocab_file and --bert_config_file are enough.
+    """
     has_run = RunRecord(OUTPUT_DIR.value).load() is not None
     path = OUTPUT_DIR.value if has_run and not DO_TRAIN.value else _INIT_CHECKPOINT.value
+    if not needs_weights and _VOCAB_FILE.value and _BERT_CONFIG_FILE.value:
+        path = None
     found = Pretrained.find(path, _BERT_CONFIG_FILE.value, _VOCAB_FILE.value, _DO_LOWER_CASE.value)
     if _DO_LOWER_CASE.value is not None and path:
         check_casing(_DO_LOWER_CASE.value, path, found.vocab, found.vocab_file)
@@ -117,13 +125,22 @@ class FineTuning:
         model: to train or to ask.
         parse: see `numbered_batches`.
         max_seq_length: columns of the records.
+        labels_of_pieces: features that have something for each piece, besides the inputs of the encoder.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: TaskModel, parse: Callable, max_seq_length: int):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: TaskModel,
+        parse: Callable,
+        max_seq_length: int,
+        labels_of_pieces: Sequence[str] = (),
+    ):
         self._strategy = strategy
         self._model = model
         self._parse = parse
         self._max_seq_length = max_seq_length
+        self._sequences = (*SEQUENCES, *labels_of_pieces)
         self._jit_compile = training_flags.jit_compile(strategy)
         needs_fixed_shapes = is_tpu(strategy) or self._jit_compile
         self._batching = _BATCHING.value
@@ -139,21 +156,24 @@ class FineTuning:
         found: Pretrained,
         output_dir: str,
         seed: int,
-        settings: Mapping[str, str],
-        deciding: Mapping[str, Any],
+        settings: TaskSettings,
         evaluate: Callable[[], dict[str, float]] | None,
+        deciding: Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
     ) -> Trained:
         """Trains on records, from the weights that were found or from where a run in `output_dir` got to.
 
         Args:
-            task, settings, evaluate: see `training.loop.train`.
+            task, evaluate: see `training.loop.train`.
             records: what to learn from.
             found: what to start from.
             output_dir: of the run.
             seed: of everything that is random.
-            deciding: flags of the task that decide what is learned, besides those here.
+            settings: what whoever uses the model has to know; kept beside the weights.
+            deciding: flags of the task that decide what is learned, besides the settings and those here.
+            num_examples: by which epochs are counted, if not by records.
         """
-        plan = self._plan(records, seed)
+        plan = self._plan(records, seed, num_examples or len(records))
         num_steps = len(plan)
         self._model.freeze(_FREEZE_LAYERS.value)
         with self._strategy.scope():
@@ -162,7 +182,12 @@ class FineTuning:
             )
         logging.info("***** Training: %d sequences, %d steps *****", len(records), num_steps)
         rows = None if _TRAIN_BATCH_TOKENS.value else _TRAIN_BATCH_SIZE.value
-        own = {flag.name: flag.value for flag in _DECIDING} | {"num_train_steps": num_steps, "data": records.sha256}
+        own = {flag.name: flag.value for flag in _DECIDING} | {
+            "num_train_steps": num_steps,
+            "data": records.sha256,
+            "bert_config_file": found.config.to_dict(),
+            "task": dataclasses.asdict(settings),
+        }
         return train(
             self._strategy,
             self._model,
@@ -177,16 +202,21 @@ class FineTuning:
                 self._mean_length(records),
                 seed,
             ),
-            training_flags.deciding(seed) | own | dict(deciding),
-            settings,
+            training_flags.deciding(seed) | own | dict(deciding or {}),
+            {
+                "bert_config.json": found.config.to_json_string(),
+                "vocab.txt": vocab_text(found.vocab),
+                SETTINGS_FILE: settings.to_json(),
+            },
             functools.partial(initialize, self._model, found),
             loss_scale,
             evaluate,
         )
 
-    def _plan(self, records: ExampleRecords, seed: int) -> TrainingPlan:
+    def _plan(self, records: ExampleRecords, seed: int, num_examples: int) -> TrainingPlan:
         size = BatchSize(_TRAIN_BATCH_SIZE.value, _TRAIN_BATCH_TOKENS.value, training_flags.shares(self._strategy))
-        plan = TrainingPlan(records.lengths, size, _NUM_TRAIN_EPOCHS.value, seed, self._batching == "bucketed")
+        num_steps = int(num_examples / size.rows * _NUM_TRAIN_EPOCHS.value)  # the original's count
+        plan = TrainingPlan(records.lengths, size, num_steps, seed, self._batching == "bucketed")
         if not len(plan):
             raise ValueError(
                 f"{len(records)} examples are less than one batch in {_NUM_TRAIN_EPOCHS.value:g} epochs: lower "
@@ -222,6 +252,7 @@ class FineTuning:
             num_workers,
             length_step=None if self._batching == "padded" else 8,
             fixed_rows=rows,
+            sequences=self._sequences,
         )
 
     def _mean_length(self, records: ExampleRecords) -> float:

@@ -11,7 +11,6 @@
 The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
 """
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -25,14 +24,14 @@ from data.examples import Columns, Example, sample
 from data.glue import GLUE_TASKS, XNLI_LANGUAGES, task_name
 from data.sentence_features import LONG_TEXTS, SentenceEncoder
 from data.sentence_sets import GlueSets, NamedExamples, SentenceSets, Tables, TfdsSets, XnliSets
-from data.tokenization import FullTokenizer, vocab_text
+from data.tokenization import FullTokenizer
 from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
 from modeling.models import SentenceModel
 from tasks import sentence_results, sentences
 from tasks.pretrained import Pretrained
 from tasks.sentence_classifier import SentenceClassifier
 from tasks.sentence_data import EncodedSet, parser
-from tasks.sentences import SETTINGS_FILE, SentenceSettings, SentenceTask
+from tasks.sentences import SentenceSettings, SentenceTask
 from training.evaluation import write_results
 from training.strategy import is_chief
 from training.trials import keep_best, trial_dir
@@ -170,9 +169,8 @@ def main() -> None:
     if _PREDICT_FILE.value == "-":
         return label_standard_input()
     sets = open_sets()
-    found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     train_examples = sample(sets.train(), _MAX_TRAIN_EXAMPLES.value) if DO_TRAIN.value else []
-    settings = make_settings(sets, found, train_examples)
+    settings, found = find_model(sets, train_examples)
     evaluation = list(sets.evaluation()) if _DO_EVAL.value or training_flags.evaluates_while_training() else []
     prediction = list(sets.prediction()) if DO_PREDICT.value else []
 
@@ -188,10 +186,12 @@ def main() -> None:
         keep_best(OUTPUT_DIR.value, results, seeds, deciding_metric(settings))
 
 
-def make_settings(sets: SentenceSets, found: Pretrained, train_examples: list[Example]) -> SentenceSettings:
-    """Of the model that is there, if nothing is to be trained; else of the flags and the training data."""
+def find_model(sets: SentenceSets, train_examples: list[Example]) -> tuple[SentenceSettings, Pretrained]:
+    """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
     if not DO_TRAIN.value:
-        return SentenceSettings.load(OUTPUT_DIR.value)
+        settings = SentenceSettings.load(OUTPUT_DIR.value)
+        return settings, fine_tuning.find_pretrained(settings.max_seq_length)
+    found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     labels = sets.labels
     if labels is None:
         labels = sentences.find_labels(train_examples, sets.kind, "the training data")
@@ -205,7 +205,7 @@ def make_settings(sets: SentenceSets, found: Pretrained, train_examples: list[Ex
         metrics=sets.metrics,
     )
     training_flags.check_best_metric(sentence_results.metric_names(settings))
-    return settings
+    return settings, found
 
 
 def deciding_metric(settings: SentenceSettings) -> str:
@@ -260,7 +260,9 @@ def run_trial(
         logits = logits_of(f"Evaluating{named.suffix}")
         results.append(encoded.figures(logits))
         if is_chief(strategy) and _DO_EVAL.value:
-            write_results(output_dir, step, results[-1] | {"loss": results[-1]["eval_loss"]}, named.suffix)
+            write_results(
+                output_dir, step, results[-1] | {"loss": results[-1]["eval_loss"]}, f"eval_results{named.suffix}"
+            )
             sentence_results.write_evaluation(
                 output_dir, settings, results[-1], encoded.probabilities(logits), encoded.labels, named.suffix
             )
@@ -282,18 +284,9 @@ def train(tuning, settings: SentenceSettings, found: Pretrained, train_set: Enco
         found,
         output_dir,
         seed,
-        {
-            "bert_config.json": found.config.to_json_string(),
-            "vocab.txt": vocab_text(found.vocab),
-            SETTINGS_FILE: settings.to_json(),
-        },
-        {
-            "bert_config_file": found.config.to_dict(),
-            "task": dataclasses.asdict(settings),
-            "label_smoothing": _LABEL_SMOOTHING.value,
-            "class_weights": _CLASS_WEIGHTS.value,
-        },
+        settings,
         evaluate if training_flags.evaluates_while_training() else None,
+        {"label_smoothing": _LABEL_SMOOTHING.value, "class_weights": _CLASS_WEIGHTS.value},
     ).step
 
 

@@ -49,17 +49,17 @@ class TrainingPlan:
     """Batches of several epochs, as a sequence.
 
     Records come in a random order, another in each epoch, one epoch behind the other. As in the original, a batch may
-    reach from one epoch into the next, and what remains at the end and is less than a batch is left out.
+    reach from one epoch into the next.
 
     Args:
         lengths: [number of records], pieces of each.
         size: of the batches.
-        epochs: how often each record is seen, about.
+        num_steps: how many batches of `size.rows` there are; with `size.tokens`, as many as that many rows make.
         seed: of the order.
         by_length: whether batches are put together of sequences of about the same length.
     """
 
-    def __init__(self, lengths: np.ndarray, size: BatchSize, epochs: float, seed: int, by_length: bool):
+    def __init__(self, lengths: np.ndarray, size: BatchSize, num_steps: int, seed: int, by_length: bool):
         if size.tokens is not None and not by_length:
             raise ValueError("Batches of so many tokens have to be put together by length.")
         self._lengths = lengths
@@ -70,11 +70,10 @@ class TrainingPlan:
         self._pool = functools.lru_cache(maxsize=4)(self._make_pool)
         self._order = functools.lru_cache(maxsize=4)(self._make_order)
         self._pool_size = size.rows * _BATCHES_PER_POOL
-        steps = int(len(lengths) / size.rows * epochs)  # the original's count
-        self._num_records = steps * size.rows
+        self._num_records = num_steps * size.rows
         num_pools = math.ceil(self._num_records / self._pool_size)
         if size.tokens is None:
-            counts = [min(_BATCHES_PER_POOL, steps - first) for first in range(0, steps, _BATCHES_PER_POOL)]
+            counts = [min(_BATCHES_PER_POOL, num_steps - first) for first in range(0, num_steps, _BATCHES_PER_POOL)]
         else:
             counts = [len(self._cut(np.sort(lengths[self._records_of_pool(pool)]))) for pool in range(num_pools)]
         self._first_steps = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

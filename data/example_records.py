@@ -16,6 +16,9 @@ from data.batch_plans import FILLER, padded_length
 from data.records import prepared_ahead
 from data.tfrecord import AtomicRecordWriter, RecordError, read_records
 
+# Features that have something for each piece, in every task.
+SEQUENCES = ("input_ids", "input_mask", "segment_ids")
+
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRecords:
@@ -63,19 +66,21 @@ def numbered_batches(
     num_workers: int = 1,
     length_step: int | None = 8,
     fixed_rows: int | None = None,
+    sequences: Sequence[str] = SEQUENCES,
 ) -> tf.data.Dataset:
     """The batches of a plan, from one of them on.
 
     Args:
         records: what the numbers of the plan stand for.
         plan: a sequence of arrays of numbers, see data/batch_plans.py.
-        parse: serialized examples [B] -> features [B, …]; of these, input_ids, input_mask and segment_ids have
-            `max_seq_length` columns.
+        parse: serialized examples [B] -> features [B, …]; of these, `sequences` end in `max_seq_length` columns, e.g.
+            [B, T], or [B, C, T] with C choices.
         first: number of the first batch.
         worker, num_workers: which part of every batch to give.
         length_step: columns that are padding in all rows are cut off, down to a multiple of this. None to keep them:
             every batch then has the same shape.
         fixed_rows: the number of rows, if it is the same in all batches.
+        sequences: features that have something for each piece.
 
     Yields:
         Features, and besides: `row_weights`, float [B], 0 for rows that are only filling; `record_numbers`, int32 [B].
@@ -103,10 +108,7 @@ def numbered_batches(
     def prepare(data, numbers, length):
         batch = parse(data)
         if length_step is not None:
-            batch = {
-                name: tensor[:, :length] if name in ("input_ids", "input_mask", "segment_ids") else tensor
-                for name, tensor in batch.items()
-            }
+            batch = {name: tensor[..., :length] if name in sequences else tensor for name, tensor in batch.items()}
         return batch | {"row_weights": tf.cast(numbers != FILLER, tf.float32), "record_numbers": numbers}
 
     return prepared_ahead(tf.data.Dataset.range(first, len(plan)).map(with_records), prepare)

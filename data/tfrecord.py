@@ -119,6 +119,10 @@ class ExampleEncoder:
         """An int64 feature of runs of one number below 128 each: (number, times)."""
         return self._feature(name, _INT64_LIST, b"".join([_BYTES[number] * times for number, times in runs]))
 
+    def number(self, name: str, value: int) -> bytes:
+        """An int64 feature of one number, however large."""
+        return self._feature(name, _INT64_LIST, _varint(value))
+
     def floats(self, name: str, values: Sequence[float]) -> bytes:
         """A float feature."""
         return self._feature(name, _FLOAT_LIST, struct.pack(f"<{len(values)}f", *values))

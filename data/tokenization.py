@@ -345,10 +345,17 @@ def load_vocab(vocab_file: str | Path) -> dict[str, int]:
     return {to_unicode(line).strip(): index for index, line in enumerate(lines)}
 
 
+def pieces_by_id(vocab: Mapping[str, int]) -> list[str]:
+    """The lines of a vocab.txt. Where one piece stood twice, its first line becomes an unused slot."""
+    pieces = [f"[unused_line_{index}]" for index in range(vocab_size(vocab))]
+    for token, index in vocab.items():
+        pieces[index] = token
+    return pieces
+
+
 def vocab_text(vocab: Mapping[str, int]) -> str:
-    """A vocabulary as vocab.txt holds it. Where a line stood twice, its first place is taken by a piece of no text."""
-    pieces = {index: piece for piece, index in vocab.items()}
-    return "".join(f"{pieces.get(index, f'[unused_line_{index}]')}\n" for index in range(vocab_size(vocab)))
+    """A vocabulary as vocab.txt holds it."""
+    return "".join(f"{piece}\n" for piece in pieces_by_id(vocab))
 
 
 def _load_tokenizer_json(path: Path) -> dict[str, int]:

@@ -77,6 +77,23 @@ def grow(checkpoint: Checkpoint, vocab_size: int, rng: np.random.Generator) -> C
     return dataclasses.replace(checkpoint, variables=variables, config=config)
 
 
+def with_positions(checkpoint: Checkpoint, count: int) -> Checkpoint:
+    """A checkpoint for sequences of up to `count` tokens: positions are cut off, or repeated from the first on.
+
+    A model that has read short sequences knows what stands before and after a token from how positions differ. Copies
+    of learned positions keep that knowledge within each stretch, so training on longer sequences starts from it; from
+    random ones it would start anew.
+    """
+    name = "bert/embeddings/position_embeddings"
+    table = checkpoint.variables[name]
+    rows = np.arange(count) % len(table)
+    return dataclasses.replace(
+        checkpoint,
+        variables=dict(checkpoint.variables) | {name: table[rows]},
+        config=dataclasses.replace(checkpoint.config, max_position_embeddings=count),
+    )
+
+
 def write(
     checkpoint: Checkpoint,
     directory: str,

@@ -46,36 +46,58 @@ class LinearHead(keras.layers.Layer):
 
 
 class BiLstm(keras.layers.Layer):
-    """A recurrent layer in both directions over all tokens; its two last states together are one vector.
+    """Recurrent layers in both directions over all tokens, as the paper put them on encoders that are not fine-tuned.
 
-    It makes up for what a left-to-right encoder lacks, as in the ablation of the paper.
+    Args:
+        num_layers: one on top of the other.
+        input_size: of the vectors below; the hidden size of the encoder if not set.
+        for_each_token: whether it gives a vector for each token, or one for the sequence, its two last states.
     """
 
-    def __init__(self, config: BertConfig, initializer, **kwargs):
+    def __init__(
+        self,
+        config: BertConfig,
+        initializer,
+        num_layers: int = 1,
+        input_size: int | None = None,
+        for_each_token: bool = False,
+        **kwargs,
+    ):
         super().__init__(name="bilstm", **kwargs)
         if config.hidden_size % 2:
             raise ValueError(f"A BiLSTM needs an even hidden_size, not {config.hidden_size}.")
+        self.sizes = [input_size or config.hidden_size] + [config.hidden_size] * (num_layers - 1)
         self.directions = [
-            keras.layers.LSTM(
-                config.hidden_size // 2,
-                kernel_initializer=initializer,
-                recurrent_initializer=initializer,
-                go_backwards=name == "backward",
-                dtype=self.dtype_policy,
-                name=name,
-            )
-            for name in ("forward", "backward")
+            [
+                keras.layers.LSTM(
+                    config.hidden_size // 2,
+                    kernel_initializer=initializer,
+                    recurrent_initializer=initializer,
+                    go_backwards=name == "backward",
+                    return_sequences=for_each_token or layer < num_layers - 1,
+                    dtype=self.dtype_policy,
+                    name=f"layer_{layer}_{name}",
+                )
+                for name in ("forward", "backward")
+            ]
+            for layer in range(num_layers)
         ]
-        self.build((None, None, config.hidden_size))
+        self.build()
 
-    def build(self, input_shape):
-        for direction in self.directions:
-            direction.build(input_shape)
+    def build(self, input_shape=None):
+        for size, directions in zip(self.sizes, self.directions, strict=True):
+            for direction in directions:
+                direction.build((None, None, size))
 
-    def call(self, sequence_output, input_mask):
-        """[B, T, H], int [B, T] -> [B, H]."""
+    def call(self, x, input_mask):
+        """[B, T, input size], int [B, T] -> [B, T, H], or [B, H] for the sequence."""
         mask = tf.cast(input_mask, tf.bool)
-        return tf.concat([direction(sequence_output, mask=mask) for direction in self.directions], axis=-1)
+        for forward, backward in self.directions:
+            left, right = forward(x, mask=mask), backward(x, mask=mask)
+            if backward.return_sequences:
+                right = tf.reverse(right, axis=[1])  # Keras gives it from the last token to the first
+            x = tf.concat([left, right], axis=-1)
+        return x
 
 
 class Transform(keras.layers.Layer):

@@ -141,6 +141,40 @@ class TokenModel(_LabelModel):
 
 
 @keras.saving.register_keras_serializable(package="bert")
+class TokenFeatureModel(_LabelModel):
+    """One label for each token, from an encoder that stays as it is: the feature-based way of the paper.
+
+    Args:
+        layers: whose outputs are joined for each token; -1 is the last, as in extract_features.py.
+    """
+
+    def __init__(self, config: BertConfig, num_labels: int, layers=(-4, -3, -2, -1), **kwargs):
+        super().__init__(config, num_labels, **kwargs)
+        self.layers_to_join = tuple(layers)
+        if not all(-config.num_hidden_layers <= layer < 0 for layer in layers):
+            raise ValueError(f"Layers {tuple(layers)} should be from -1, the last, to -{config.num_hidden_layers}.")
+        self.encoder.trainable = False
+        self.bilstm = BiLstm(
+            config,
+            self.head_initializer,
+            num_layers=2,
+            input_size=config.hidden_size * len(self.layers_to_join),
+            for_each_token=True,
+            dtype=self.dtype_policy,
+        )
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        """The inputs of the encoder -> logits [B, T, L]."""
+        _, head_seed = self.split_dropout_seed(training, dropout_seed)
+        layers = self.encoder(inputs, training=False)["all_layers"]
+        joined = tf.concat([layers[layer] for layer in self.layers_to_join], axis=-1)  # [B, T, H * layers]
+        return self.classifier(self.bilstm(joined, inputs["input_mask"]), head_seed)
+
+    def get_config(self):
+        return super().get_config() | {"layers": self.layers_to_join}
+
+
+@keras.saving.register_keras_serializable(package="bert")
 class ChoiceModel(_LabelModel):
     """One score for each of several continuations."""
 
@@ -150,7 +184,11 @@ class ChoiceModel(_LabelModel):
     def call(self, inputs, training=None, dropout_seed=None):
         """The inputs of the encoder, each [B, C, T] -> logits [B, C]."""
         batch, choices, length = tf.unstack(tf.shape(inputs["input_ids"]), num=3)
-        flat = {name: tf.reshape(tensor, [batch * choices, length]) for name, tensor in inputs.items()}
+        flat = {
+            name: tf.reshape(inputs[name], [batch * choices, length])
+            for name in ("input_ids", "input_mask", "segment_ids")
+            if name in inputs
+        }
         return tf.reshape(self.classify("pooled_output", flat, training, dropout_seed), [batch, choices])
 
 

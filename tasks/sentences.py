@@ -1,13 +1,10 @@
 """Sentence tasks: one label, several labels or a number for a text or a pair of texts.
 
-What kind a task is, and what its labels are called, is kept in `task.json` beside the weights, so that whoever loads an
-output directory needs nothing else. Axes in comments: B batch, L labels, N records.
+Axes in comments: B batch, L labels, N records.
 """
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +12,14 @@ import tensorflow as tf
 
 from data.examples import Example
 from modeling.losses import cross_entropy
+from tasks.settings import TaskSettings
 
 KINDS = ("single_label", "multi_label", "regression")
-SETTINGS_FILE = "task.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class SentenceSettings:
-    """What has to be known to use a trained model."""
+class SentenceSettings(TaskSettings):
+    """Of a sentence task."""
 
     kind: str
     labels: tuple[str, ...]  # empty for regression
@@ -32,25 +29,11 @@ class SentenceSettings:
     bilstm_head: bool = False
     metrics: tuple[str, ...] = ()  # the official ones of the task; without them, what its kind usually has
 
+    script = "run_classifier.py"
+
     @property
     def num_outputs(self) -> int:
         return len(self.labels) or 1
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-
-    @classmethod
-    def load(cls, directory: str | Path) -> "SentenceSettings":
-        path = Path(directory) / SETTINGS_FILE
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**values | {name: tuple(values[name]) for name in ("labels", "metrics")})
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"There is no {path}: {directory} is not the --output_dir of a run_classifier.py that has trained."
-            ) from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} cannot be used: {error!r}.") from error
 
 
 def find_labels(examples: Iterable[Example], kind: str, source: str) -> tuple[str, ...]:

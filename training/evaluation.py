@@ -68,30 +68,34 @@ class Evaluator:
 
 
 def load_latest(model: keras.Model, output_dir: str | Path) -> int | None:
-    """Sets the weights of the run in a directory, done or under way, and says its step; None where there is no run."""
-    step, values = TrainState(output_dir, {}).newest()
-    if step is None:
-        prefix = Path(output_dir) / CHECKPOINT_NAME
-        if not prefix.with_name(f"{CHECKPOINT_NAME}.index").is_file():
-            return None
+    """Sets the weights of the run in a directory, done or under way, and says its step; None where there is no run.
+
+    Of a run that is done these are the weights it ended with, which need not be those of its last step.
+    """
+    prefix = Path(output_dir) / CHECKPOINT_NAME
+    if prefix.with_name(f"{CHECKPOINT_NAME}.index").is_file():
         values = read_variables(prefix)
-        step = (RunRecord(output_dir).load() or {}).get("num_train_steps", 0)
+        step = RunRecord(output_dir).final_step()
+    else:
+        step, values = TrainState(output_dir, {}).newest()
+        if step is None:
+            return None
     load_checkpoint(model, Checkpoint(str(output_dir), "google", values, config=None))
     logging.getLogger(__name__).info("Weights of step %d in %s.", step, output_dir)
     return step
 
 
-def write_results(output_dir: str | Path, step: int, figures: Mapping[str, float], suffix: str = "") -> None:
+def write_results(output_dir: str | Path, step: int, figures: Mapping[str, float], name: str = "eval_results") -> None:
     """Writes eval_results.txt as the original did, sorted `key = value`, and adds the figures to the reports.
 
-    A `suffix` to its name is for a second set to evaluate on; TensorBoard then has a curve of its own for it.
+    Another `name` is for another set; in metrics.jsonl and TensorBoard it has a kind of its own.
     """
     results = dict(figures) | {"global_step": step}
     lines = [f"{key} = {results[key]}" for key in sorted(results)]
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_text(Path(output_dir) / f"eval_results{suffix}.txt", "".join(line + "\n" for line in lines))
-    store_once(output_dir, step, figures, kind=f"eval{suffix}")
+    write_text(Path(output_dir) / f"{name}.txt", "".join(line + "\n" for line in lines))
+    store_once(output_dir, step, figures, kind=name.replace("_results", ""))
     log = logging.getLogger(__name__)
-    log.info("***** Eval results *****")
+    log.info("***** %s *****", name.replace("_", " ").capitalize())
     for line in lines:
         log.info("  %s", line)

@@ -121,6 +121,7 @@ def train(
             step, figures = best.step, None
             logging.getLogger(__name__).info("The best weights are those of step %d.", step)
         if chief:
+            RunRecord(options.output_dir).finish(step)
             save_checkpoint(model, Path(options.output_dir) / CHECKPOINT_NAME)
         return Trained(step, figures)
 

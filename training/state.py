@@ -136,6 +136,17 @@ class RunRecord:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_text(self._path, json.dumps(dict(flags), indent=1, sort_keys=True) + "\n")
 
+    def finish(self, step: int) -> None:
+        """Notes the step whose weights the run ended with."""
+        write_text(self._path.with_name("final_step"), f"{step}\n")
+
+    def final_step(self) -> int:
+        """What `finish` noted; the last step where nothing was, and 0 where there was no run."""
+        try:
+            return int(self._path.with_name("final_step").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return (self.load() or {}).get("num_train_steps", 0)
+
     def check(self, flags: Mapping[str, Any]) -> None:
         """Raises where a flag has another value than in the run that is there."""
         before, now = self.load() or {}, json.loads(json.dumps(dict(flags)))  # in JSON a tuple is a list

@@ -10,7 +10,7 @@ LENGTHS = np.random.default_rng(0).integers(4, 129, size=1000).astype(np.int32)
 
 @pytest.mark.parametrize("by_length", [False, True])
 def test_every_record_once_an_epoch(by_length):
-    plan = TrainingPlan(LENGTHS, BatchSize(10), epochs=3, seed=1, by_length=by_length)
+    plan = TrainingPlan(LENGTHS, BatchSize(10), num_steps=300, seed=1, by_length=by_length)
     assert len(plan) == 300
     batches = [plan[step] for step in range(len(plan))]
     assert all(len(batch) == 10 for batch in batches)
@@ -19,29 +19,29 @@ def test_every_record_once_an_epoch(by_length):
         assert sorted(np.concatenate(batches[:100])) == list(range(1000))
 
 
-def test_as_many_steps_as_the_original():
-    """int(examples / batch * epochs), and what remains is left out."""
-    for count, rows, epochs in ((3668, 32, 3.0), (10, 32, 3.0), (33, 32, 1.0), (100, 32, 0.5)):
-        plan = TrainingPlan(np.full(count, 9), BatchSize(rows), epochs, seed=0, by_length=True)
-        assert len(plan) == int(count / rows * epochs)
-        assert sum(len(plan[step]) for step in range(len(plan))) == len(plan) * rows
+@pytest.mark.parametrize("by_length", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 1, 64, 65, 343])
+def test_as_many_steps_as_wanted(num_steps, by_length):
+    plan = TrainingPlan(np.full(30, 9), BatchSize(32), num_steps, seed=0, by_length=by_length)
+    assert len(plan) == num_steps
+    assert all(len(plan[step]) == 32 for step in range(num_steps))
 
 
 def test_batches_by_length_need_little_padding():
     def padding(by_length):
-        plan = TrainingPlan(LENGTHS, BatchSize(8), 1, seed=1, by_length=by_length)
+        plan = TrainingPlan(LENGTHS, BatchSize(8), 125, seed=1, by_length=by_length)
         return sum(LENGTHS[plan[step]].max() * 8 for step in range(len(plan))) / LENGTHS.sum()
 
     assert padding(True) < 1.1 < 1.5 < padding(False)
 
 
 def test_any_step_can_be_asked_for_and_seeds_differ():
-    whole = TrainingPlan(LENGTHS, BatchSize(4), 2, seed=5, by_length=True)
+    whole = TrainingPlan(LENGTHS, BatchSize(4), 500, seed=5, by_length=True)
     in_order = [whole[step] for step in range(len(whole))]
-    fresh = TrainingPlan(LENGTHS, BatchSize(4), 2, seed=5, by_length=True)
+    fresh = TrainingPlan(LENGTHS, BatchSize(4), 500, seed=5, by_length=True)
     for step in (499, 0, 256, 255, 130):
         np.testing.assert_array_equal(fresh[step], in_order[step])
-    other = TrainingPlan(LENGTHS, BatchSize(4), 2, seed=6, by_length=True)
+    other = TrainingPlan(LENGTHS, BatchSize(4), 500, seed=6, by_length=True)
     assert any((other[step] != in_order[step]).any() for step in range(10))
     with pytest.raises(IndexError):
         whole[len(whole)]
@@ -57,11 +57,12 @@ def test_any_step_can_be_asked_for_and_seeds_differ():
 def test_batches_of_tokens(lengths, tokens, multiple, seed):
     lengths = np.array(lengths, np.int32)
     size = BatchSize(4, tokens, multiple)
-    plan = TrainingPlan(lengths, size, epochs=2, seed=seed, by_length=True)
+    num_steps = int(len(lengths) / 4 * 2)
+    plan = TrainingPlan(lengths, size, num_steps, seed=seed, by_length=True)
     batches = [plan[step] for step in range(len(plan))]
     seen = np.concatenate(batches) if batches else np.array([], int)
     assert np.bincount(seen[seen != FILLER], minlength=len(lengths)).max(initial=0) <= 2
-    assert (seen != FILLER).sum() == int(len(lengths) / 4 * 2) * 4
+    assert (seen != FILLER).sum() == num_steps * 4
     for batch in batches:
         longest = padded_length(int(lengths[batch[batch != FILLER]].max()), 8)
         assert len(batch) % multiple == 0

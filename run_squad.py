@@ -1,0 +1,257 @@
+"""Answers questions about a text: fine-tunes BERT on SQuAD 1.1, SQuAD 2.0 or data of their shape. Example:
+
+    python run_squad.py --train_file=train-v1.1.json --predict_file=dev-v1.1.json \\
+      --init_checkpoint=uncased_L-12_H-768_A-12 --output_dir=out/squad --do_train --do_predict \\
+      --train_batch_size=12 --learning_rate=3e-5 --num_train_epochs=2
+
+Writes predictions.json, nbest_predictions.json and null_odds.json, and where --predict_file has answers, the official
+scores to eval_results.txt. With --raw_results_in, logits that were kept are made into answers again without a model.
+The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+import command_line
+import fine_tuning
+import training_flags
+from data.squad import Question, read_questions
+from data.squad_features import FIRST_UNIQUE_ID
+from data.squad_records import WindowRecords, window_records
+from data.tokenization import FullTokenizer
+from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from modeling.models import SpanModel
+from tasks.pretrained import Pretrained
+from tasks.settings import SETTINGS_FILE
+from tasks.spans import SpanTask, both_ends, parser
+from tasks.squad import SquadSettings, question_texts
+from tasks.squad_answers import AnswerSettings, FoundAnswers, answers, at_threshold, write_answers
+from tasks.squad_logits import RawResults, average, load_raw, save_raw
+from tasks.squad_scores import best_threshold, scores
+from training.evaluation import write_results
+from training.state import write_text
+from training.strategy import is_chief
+
+for module in (training_flags, fine_tuning):  # for --help
+    flags.adopt_module_key_flags(module)
+
+# Data.
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Questions with answers to train on, as SQuAD's JSON.")
+_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Questions to answer; scored if their answers are there.")
+_NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that make features of questions.", lower_bound=1)
+
+# Model.
+_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 384, "Pieces of a window: question and part of the context.")
+_DOC_STRIDE = flags.DEFINE_integer("doc_stride", 128, "By how many pieces one window starts after the other.")
+_MAX_QUERY_LENGTH = flags.DEFINE_integer("max_query_length", 64, "Pieces of a question; longer ones are cut.")
+_VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
+    "version_2_with_negative", False, "Whether questions may have no answer, as in SQuAD 2.0."
+)
+
+# Answers.
+_N_BEST_SIZE = flags.DEFINE_integer("n_best_size", 20, "Answers in nbest_predictions.json.")
+_MAX_ANSWER_LENGTH = flags.DEFINE_integer("max_answer_length", 30, "The most pieces of an answer.")
+_NULL_SCORE_DIFF_THRESHOLD = flags.DEFINE_string(
+    "null_score_diff_threshold",
+    "0.0",
+    "A question has no answer where that scores higher than the best answer by more than this. auto: the value that is "
+    "best by F1 on --predict_file, which is then kept with the model.",
+)
+_OUTPUT_OFFSETS = flags.DEFINE_bool(
+    "output_offsets", False, "Whether nbest_predictions.json tells where in the context each answer stands."
+)
+_RAW_RESULTS_OUT = flags.DEFINE_string("raw_results_out", None, "Keep the logits of --do_predict in this .npz file.")
+_RAW_RESULTS_IN = flags.DEFINE_list(
+    "raw_results_in", [], "Answer from logits in these files, averaged if several, instead of running a model."
+)
+_VERBOSE_LOGGING = flags.DEFINE_bool("verbose_logging", False, "Whether to tell where an answer's text was not found.")
+
+
+def validate_flags() -> None:
+    """Refuses what cannot work, before any of it is done."""
+    fine_tuning.validate()
+    if not DO_TRAIN.value and not DO_PREDICT.value:
+        raise ValueError("At least one of --do_train and --do_predict must be set.")
+    for file, flag in ((_TRAIN_FILE, DO_TRAIN), (_PREDICT_FILE, DO_PREDICT)):
+        if flag.value and not file.value:
+            raise ValueError(f"--{flag.name} needs --{file.name}.")
+    if training_flags.evaluates_while_training() and not _PREDICT_FILE.value:
+        raise ValueError("--eval_every_steps needs --predict_file, with answers.")
+    if _RAW_RESULTS_IN.value and (DO_TRAIN.value or _RAW_RESULTS_OUT.value):
+        raise ValueError("--raw_results_in answers from logits that are there: use it with --do_predict alone.")
+    if _NULL_SCORE_DIFF_THRESHOLD.value != "auto":
+        try:
+            float(_NULL_SCORE_DIFF_THRESHOLD.value)
+        except ValueError:
+            raise ValueError(
+                f"--null_score_diff_threshold={_NULL_SCORE_DIFF_THRESHOLD.value} should be a number, or auto."
+            ) from None
+    elif not _VERSION_2_WITH_NEGATIVE.value:
+        raise ValueError("--null_score_diff_threshold=auto needs --version_2_with_negative.")
+    f1 = ("f1", "exact") if _VERSION_2_WITH_NEGATIVE.value else ("f1", "exact_match")
+    training_flags.check_best_metric(f1)
+
+
+def main() -> None:
+    validate_flags()
+    if _VERBOSE_LOGGING.value:
+        logging.getLogger("tasks.squad_answers").setLevel(logging.DEBUG)
+    settings, found = find_model()
+    tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
+    questions, gold = [], {}
+    if DO_PREDICT.value or training_flags.evaluates_while_training():
+        questions = read_questions(_PREDICT_FILE.value, False, settings.version_2_with_negative)
+        gold = gold_answers(questions)
+    if _RAW_RESULTS_IN.value:
+        asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, OUTPUT_DIR.value, questions)
+        raw = average([load_raw(path) for path in _RAW_RESULTS_IN.value])
+        return tell(found_answers(questions, asked, raw, settings, tokenizer), gold, 0)
+
+    strategy = training_flags.start()
+    directory = fine_tuning.record_path(strategy, "")
+    train_set = encode("train", _TRAIN_FILE.value, settings, tokenizer, directory) if DO_TRAIN.value else None
+    asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, directory, questions) if questions else None
+    seed = training_flags.seed(OUTPUT_DIR.value, strategy)
+    with strategy.scope():
+        model = SpanModel(found.config, **training_flags.model_options(seed))
+    ask = None
+    if asked:
+        to_ask = FineTuning(strategy, model, parser(settings.max_seq_length, False), settings.max_seq_length)
+        ask = to_ask.predictions(asked.records, PREDICT_BATCH_SIZE.value, "predict_batch_size", both_ends)
+    if DO_TRAIN.value:
+        evaluate = None
+        if training_flags.evaluates_while_training():
+            evaluate = evaluation(questions, asked, ask, gold, settings, tokenizer)
+        step = train(strategy, model, settings, found, train_set, seed, evaluate)
+    else:
+        step = fine_tuning.load_trained(model, OUTPUT_DIR.value, found)
+    if DO_PREDICT.value:
+        raw = raw_results(ask("Predicting"))
+        if is_chief(strategy):
+            if _RAW_RESULTS_OUT.value:
+                save_raw(_RAW_RESULTS_OUT.value, raw)
+            tell(found_answers(questions, asked, raw, settings, tokenizer), gold, step)
+
+
+def find_model() -> tuple[SquadSettings, Pretrained]:
+    """What the flags say; where nothing is to be trained, flags that are not set say what they said in training."""
+    told = {
+        flag.name: flag.value
+        for flag in (_MAX_SEQ_LENGTH, _DOC_STRIDE, _MAX_QUERY_LENGTH, _VERSION_2_WITH_NEGATIVE)
+        if DO_TRAIN.value or flags.FLAGS[flag.name].present
+    }
+    if _NULL_SCORE_DIFF_THRESHOLD.value != "auto" and flags.FLAGS[_NULL_SCORE_DIFF_THRESHOLD.name].present:
+        told["null_score_diff_threshold"] = float(_NULL_SCORE_DIFF_THRESHOLD.value)
+    before = SquadSettings(do_lower_case=True)
+    if not DO_TRAIN.value and (Path(OUTPUT_DIR.value) / SETTINGS_FILE).is_file():
+        before = SquadSettings.load(OUTPUT_DIR.value)
+    settings = dataclasses.replace(before, **told)
+    found = fine_tuning.find_pretrained(settings.max_seq_length, needs_weights=not _RAW_RESULTS_IN.value)
+    return dataclasses.replace(settings, do_lower_case=found.do_lower_case), found
+
+
+def encode(
+    name: str,
+    input_file: str,
+    settings: SquadSettings,
+    tokenizer: FullTokenizer,
+    directory: str | Path,
+    questions: Sequence[Question] | None = None,
+) -> WindowRecords:
+    """The windows of a file of questions, made now or found from the last time."""
+    return window_records(
+        Path(directory) / f"{name}.tf_record",
+        input_file,
+        settings.encoder(tokenizer),
+        name == "train",
+        settings.version_2_with_negative,
+        _NUM_WORKERS.value,
+        questions,
+    )
+
+
+def gold_answers(questions: Sequence[Question]) -> dict[str, list[str]]:
+    """Answers to score by; none at all where the file has none."""
+    has_answers = any(question.answers for question in questions)
+    return {q.id: [a.text for a in q.answers] for q in questions} if has_answers else {}
+
+
+def train(
+    strategy, model: SpanModel, settings: SquadSettings, found: Pretrained, train_set, seed: int, evaluate
+) -> int:
+    """Trains, and gives the step whose weights the model has then."""
+    tuning = FineTuning(strategy, model, parser(settings.max_seq_length, True), settings.max_seq_length)
+    return tuning.train(
+        SpanTask(),
+        train_set.records,
+        found,
+        OUTPUT_DIR.value,
+        seed,
+        settings,
+        evaluate,
+        num_examples=train_set.num_questions,  # the original counts epochs in questions
+    ).step
+
+
+def raw_results(logits: np.ndarray) -> RawResults:
+    """[windows, T, 2] -> by the ids of the windows, which are numbered."""
+    ids = np.arange(FIRST_UNIQUE_ID, FIRST_UNIQUE_ID + len(logits))
+    return RawResults(ids, logits[..., 0], logits[..., 1])
+
+
+def found_answers(questions, asked: WindowRecords, raw: RawResults, settings, tokenizer) -> FoundAnswers:
+    how = AnswerSettings(
+        n_best_size=_N_BEST_SIZE.value,
+        max_answer_length=_MAX_ANSWER_LENGTH.value,
+        do_lower_case=settings.do_lower_case,
+        version_2_with_negative=settings.version_2_with_negative,
+        null_score_diff_threshold=settings.null_score_diff_threshold,
+    )
+    return answers(question_texts(questions, asked.table, tokenizer), raw, how, with_offsets=_OUTPUT_OFFSETS.value)
+
+
+def evaluation(questions, asked, ask, gold, settings, tokenizer) -> Callable[[], dict[str, float]]:
+    """A function that scores the model as it is; tells of `f1` and `exact` or `exact_match`."""
+    if not gold:
+        raise ValueError(f"--eval_every_steps needs answers to score by, but {_PREDICT_FILE.value} has none.")
+
+    def evaluate() -> dict[str, float]:
+        found = found_answers(questions, asked, raw_results(ask()), settings, tokenizer)
+        result = scores(gold, found.predictions, None, settings.version_2_with_negative)
+        return {name: float(value) for name, value in result.items() if name != "total"}
+
+    return evaluate
+
+
+def tell(found: FoundAnswers, gold: dict[str, list[str]], step: int) -> None:
+    """Writes answers and, where the right ones are known, scores."""
+    if _NULL_SCORE_DIFF_THRESHOLD.value == "auto":
+        if not gold:
+            raise ValueError("--null_score_diff_threshold=auto needs a --predict_file with answers to tune on.")
+        threshold = best_threshold(gold, found.best_texts, found.null_odds)
+        found = at_threshold(found, threshold)
+        keep_threshold(threshold)
+    Path(OUTPUT_DIR.value).mkdir(parents=True, exist_ok=True)
+    write_answers(OUTPUT_DIR.value, found)
+    if gold:
+        odds = found.null_odds if _VERSION_2_WITH_NEGATIVE.value else None
+        result = scores(gold, found.predictions, odds, _VERSION_2_WITH_NEGATIVE.value)
+        write_results(OUTPUT_DIR.value, step, {name: float(value) for name, value in result.items()})
+
+
+def keep_threshold(threshold: float) -> None:
+    """Keeps a threshold with the model, if there is one."""
+    logging.info("The best null_score_diff_threshold is %g.", threshold)
+    path = Path(OUTPUT_DIR.value) / SETTINGS_FILE
+    if path.is_file():
+        settings = SquadSettings.load(OUTPUT_DIR.value)
+        write_text(path, dataclasses.replace(settings, null_score_diff_threshold=threshold).to_json())
+
+
+if __name__ == "__main__":
+    command_line.run(main)

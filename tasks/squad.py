@@ -1,0 +1,169 @@
+"""Questions about a text: from questions and logits to answers, and a class that answers one after the other."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
+from data.squad import Context, Question
+from data.squad_features import FIRST_UNIQUE_ID, Window, WindowEncoder, WindowTable, question_windows
+from data.tokenization import FullTokenizer
+from modeling.checkpoint import load_checkpoint
+from modeling.models import SpanModel
+from tasks.pretrained import Pretrained
+from tasks.settings import TaskSettings
+from tasks.spans import both_ends
+from tasks.squad_answers import AnswerSettings, QuestionText, WindowText, answer
+from training.prediction import MISSING
+
+_LENGTH_STEP = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SquadSettings(TaskSettings):
+    """Of a model that answers questions."""
+
+    do_lower_case: bool
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    version_2_with_negative: bool = False
+    null_score_diff_threshold: float = 0.0
+
+    script = "run_squad.py"
+
+    def encoder(self, tokenizer: FullTokenizer) -> WindowEncoder:
+        return WindowEncoder(tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length)
+
+
+def question_texts(
+    questions: Sequence[Question], table: WindowTable, tokenizer: FullTokenizer
+) -> Iterator[QuestionText]:
+    """What answers are cut from."""
+    for number, question in enumerate(questions):
+        windows = []
+        for window in table.windows_of(number):
+            pieces = table.pieces(window)
+            windows.append(
+                WindowText(
+                    unique_id=FIRST_UNIQUE_ID + window,
+                    document_start=int(table.document_starts[window]),
+                    tokens=tokenizer.convert_ids_to_tokens(pieces.ids.tolist()),
+                    word_indices=pieces.word_indices,
+                    is_max_context=pieces.is_max_context,
+                )
+            )
+        context = question.context
+        yield QuestionText(question.id, context.words, windows, context.text, context.word_starts)
+
+
+class FoundSpan(NamedTuple):
+    """An answer; `context[start:end]` is its text. An empty one says that the context has none."""
+
+    text: str
+    start: int
+    end: int
+    probability: float
+
+
+class SquadPredictor:
+    """Answers questions.
+
+    Example:
+        >>> predictor = SquadPredictor.load("out/squad")
+        >>> predictor.answer("Who lit the lamp?", "Marta rowed out to the island and lit the lamp.")
+        FoundSpan(text='Marta', start=0, end=5, probability=0.93)
+
+    Args:
+        model: with trained weights.
+        tokenizer: of the model.
+        settings: of the task.
+    """
+
+    def __init__(self, model: SpanModel, tokenizer: FullTokenizer, settings: SquadSettings):
+        self.settings = settings
+        self._model = model
+        self._tokenizer = tokenizer
+        self._encoder = settings.encoder(tokenizer)
+
+    @classmethod
+    def load(cls, output_dir: str | Path) -> "SquadPredictor":
+        """Loads the --output_dir of run_squad.py."""
+        settings = SquadSettings.load(output_dir)
+        found = Pretrained.find(output_dir, do_lower_case=settings.do_lower_case)
+        model = SpanModel(found.config)
+        report = load_checkpoint(model, found.checkpoint)
+        if report.missing:
+            raise ValueError(f"{output_dir} lacks weights of the task: {', '.join(report.missing)}.")
+        return cls(model, FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case), settings)
+
+    def answer(self, question: str, context: str, batch_size: int = 32, max_answer_length: int = 30) -> FoundSpan:
+        """The best answer to one question."""
+        return self.answers(question, context, 1, batch_size, max_answer_length)[0]
+
+    def answers(
+        self, question: str, context: str, top_k: int = 5, batch_size: int = 32, max_answer_length: int = 30
+    ) -> list[FoundSpan]:
+        """The best answers to one question, the best first; one at least.
+
+        Args:
+            question: in words.
+            context: where the answer stands; of any length, since it is read in windows.
+            top_k: how many answers.
+            batch_size: windows that run together.
+            max_answer_length: the most pieces of an answer.
+        """
+        if not question.strip():
+            raise ValueError("The question is empty.")
+        asked = Question("", question, Context.of(context), (), False, None, None)
+        windows = list(question_windows([asked], self._encoder))
+        start_logits, end_logits = self._logits(windows, batch_size)
+        text = QuestionText(
+            "", asked.context.words, [self._window_text(w) for w in windows], context, asked.context.word_starts
+        )
+        settings = AnswerSettings(
+            n_best_size=max(20, top_k),
+            max_answer_length=max_answer_length,
+            do_lower_case=self.settings.do_lower_case,
+            version_2_with_negative=self.settings.version_2_with_negative,
+            null_score_diff_threshold=self.settings.null_score_diff_threshold,
+        )
+        found = answer(text, start_logits, end_logits, settings, with_offsets=True)
+        spans = [FoundSpan(e["answer"], e["start"], e["end"], e["probability"]) for e in found.nbest]
+        # The threshold decides whether there is an answer; the n-best list does not know of it.
+        is_empty = found.prediction == ""
+        chosen = [span for span in spans if (span.text == "") == is_empty]
+        others = [span for span in spans if (span.text == "") != is_empty]
+        return (chosen + others or [FoundSpan("", 0, 0, 1.0)])[:top_k]
+
+    def _window_text(self, window: Window) -> WindowText:
+        start = window.document_start
+        pieces = window.input_ids[start : start + len(window.word_indices)]
+        tokens = self._tokenizer.convert_ids_to_tokens(pieces)
+        return WindowText(window.unique_id, start, tokens, window.word_indices, window.is_max_context)
+
+    def _logits(self, windows: Sequence[Window], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of starts and ends, each [windows, max_seq_length]."""
+        logits = np.full([len(windows), self.settings.max_seq_length, 2], MISSING, np.float32)
+        lengths = np.array([len(window.input_ids) for window in windows], int)
+        for numbers in evaluation_plan(lengths, BatchSize(max(1, min(batch_size, len(windows)))), by_length=True):
+            numbers = numbers[numbers != FILLER]
+            length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.settings.max_seq_length)
+            batch = np.zeros([3, len(numbers), length], np.int32)
+            for row, number in enumerate(numbers):
+                window = windows[number]
+                batch[0, row, : lengths[number]] = window.input_ids
+                batch[1, row, : lengths[number]] = 1
+                batch[2, row, window.document_start : lengths[number]] = 1
+            names = ("input_ids", "input_mask", "segment_ids")
+            told = self._run({name: tf.constant(array) for name, array in zip(names, batch, strict=True)})
+            logits[numbers, :length] = told.numpy()
+        return logits[..., 0], logits[..., 1]
+
+    @tf.function(reduce_retracing=True)
+    def _run(self, batch):
+        return tf.cast(both_ends(self._model(batch, training=False)), tf.float32)  # [B, T, 2]

@@ -1,0 +1,459 @@
+"""From the logits of a SQuAD model to answers in words, number for number as the original release.
+
+Nothing here needs TensorFlow, so logits that were kept are made into answers again, with other settings or those of
+several models averaged, in seconds. The way of an answer:
+
+    logits -> candidates (pairs of tokens, the best first) -> text of each (see `_recover`) -> n-best -> prediction
+
+`logging.getLogger("tasks.squad_answers")` tells at level DEBUG where a text could not be recovered, for
+--verbose_logging.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.tokenization import split_words
+from tasks.squad_logits import RawResults, aside, check_raw
+
+PREDICTIONS_FILE = "predictions.json"
+NBEST_FILE = "nbest_predictions.json"
+NULL_ODDS_FILE = "null_odds.json"
+
+# What the original answers where there is no candidate at all, and what "no answer" scores before any window is seen.
+_NONCE = "empty"
+_NULL_SCORE_WITHOUT_WINDOWS = 1_000_000.0
+
+# Words of contexts that are remembered at a time, in some 25 MB. SQuAD's dev set has 41,000.
+_WORDS_REMEMBERED = 1 << 17
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerSettings:
+    """What decides which of the candidates becomes the answer: flags of run_squad.py, with their defaults.
+
+    Args:
+        n_best_size: best starts and best ends of a window that are paired, and answers kept of a question.
+        max_answer_length: the most tokens of an answer.
+        do_lower_case: of the tokenizer that made the tokens.
+        strip_accents: of the tokenizer, too; None does what `do_lower_case` says.
+        version_2_with_negative: a question may have no answer.
+        null_score_diff_threshold: a question has none where "no answer" scores higher than the best answer by more
+            than this.
+    """
+
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
+    version_2_with_negative: bool = False
+    null_score_diff_threshold: float = 0.0
+
+    def __post_init__(self):
+        for name in ("n_best_size", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but should be at least 1.")
+
+
+class WindowText(NamedTuple):
+    """The part of a context that stands in a window: [CLS] question [SEP] part of the context [SEP].
+
+    Args:
+        unique_id: of the window, by which its logits are found.
+        document_start: at which token of the window the context starts.
+        tokens: those of the context alone.
+        word_indices: int [tokens], the word that each came from.
+        is_max_context: bool [tokens], whether no other window shows more of what stands around it.
+    """
+
+    unique_id: int
+    document_start: int
+    tokens: Sequence[str]
+    word_indices: np.ndarray
+    is_max_context: np.ndarray
+
+
+class QuestionText(NamedTuple):
+    """What the answers to a question are cut from.
+
+    Args:
+        id: of the question.
+        words: of its context, between white space.
+        windows: in the order of the context.
+        context: as it was written; only for offsets.
+        word_starts: at which character of the context each word starts; only for offsets.
+    """
+
+    id: str
+    words: Sequence[str]
+    windows: Sequence[WindowText]
+    context: str = ""
+    word_starts: Sequence[int] = ()
+
+
+class FoundAnswer(NamedTuple):
+    """All that is said of one question.
+
+    Args:
+        prediction: the answer; "" for none.
+        nbest: what nbest_predictions.json holds: the best first, each with `text`, `probability`, `start_logit` and
+            `end_logit`; with offsets also `answer`, `start` and `end`.
+        best_text: the best answer that is not empty, whatever the threshold says; "" where there is none.
+        null_odds: by how much "no answer" scores higher than `best_text`; None unless version_2_with_negative.
+    """
+
+    prediction: str
+    nbest: list[dict[str, Any]]
+    best_text: str
+    null_odds: float | None
+
+
+class FoundAnswers(NamedTuple):
+    """The same of many questions, by their ids. `null_odds` is empty unless version_2_with_negative."""
+
+    predictions: dict[str, str]
+    nbest: dict[str, list[dict[str, Any]]]
+    best_texts: dict[str, str]
+    null_odds: dict[str, float]
+
+
+def answers(
+    questions: Iterable[QuestionText], raw: RawResults, settings: AnswerSettings, with_offsets: bool = False
+) -> FoundAnswers:
+    """The answers of all questions; see `answer`.
+
+    Raises:
+        ValueError: a window has no logits, or logits are not finite, or not of the windows' shape.
+    """
+    check_raw(raw, "The results")
+    row_of = {unique_id: row for row, unique_id in enumerate(raw.unique_ids.tolist())}
+    result = FoundAnswers({}, {}, {}, {})
+    for question in questions:
+        missing = [window.unique_id for window in question.windows if window.unique_id not in row_of]
+        if missing:
+            raise ValueError(
+                f"There are no logits of window {missing[0]}, which question {question.id!r} has. Were the logits made "
+                "of the same file, with the same vocabulary, --max_seq_length, --doc_stride and --max_query_length?"
+            )
+        rows = [row_of[window.unique_id] for window in question.windows]
+        found = answer(question, raw.start_logits[rows], raw.end_logits[rows], settings, with_offsets)
+        result.predictions[question.id] = found.prediction
+        result.nbest[question.id] = found.nbest
+        result.best_texts[question.id] = found.best_text
+        if found.null_odds is not None:
+            result.null_odds[question.id] = found.null_odds
+    return result
+
+
+def answer(
+    question: QuestionText,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    settings: AnswerSettings,
+    with_offsets: bool = False,
+) -> FoundAnswer:
+    """The answer of one question.
+
+    With offsets each of the n-best also has `answer`, which is exactly `context[start:end]`, with `start` and `end`
+    counted in characters. It differs from `text` where the white space between two words is not one space. An answer
+    that stands nowhere, as the empty one does, is "" from 0 to 0.
+
+    Args:
+        question: with its windows.
+        start_logits: [windows, sequence length], how likely an answer starts at each token.
+        end_logits: [windows, sequence length], how likely an answer ends at each token.
+        settings: of the task.
+        with_offsets: tell where in the context the answers stand; `question` needs its context and word_starts.
+
+    Raises:
+        ValueError: a window is longer than its logits, or there is nothing to count offsets by.
+    """
+    if with_offsets and len(question.word_starts) != len(question.words):
+        raise ValueError(
+            f"Offsets need the place of every word: question {question.id!r} has {len(question.words)} words, and "
+            f"{len(question.word_starts)} word_starts."
+        )
+    null_score, null_logits = _null(start_logits, end_logits)
+    nbest = _nbest(question, start_logits, end_logits, null_logits, settings)
+    probabilities = _softmax([entry.score for entry in nbest])
+    told = [
+        {
+            "text": entry.text,
+            "probability": probability,
+            "start_logit": entry.start_logit,
+            "end_logit": entry.end_logit,
+            **(_place(entry.span, question) if with_offsets else {}),
+        }
+        for entry, probability in zip(nbest, probabilities, strict=True)
+    ]
+    if not settings.version_2_with_negative:
+        return FoundAnswer(nbest[0].text, told, nbest[0].text, None)
+    best = next((entry for entry in nbest if entry.text), None)
+    if best is None:  # the original stops with an error here, which takes all other questions with it
+        return FoundAnswer("", told, "", null_score)
+    null_odds = null_score - best.start_logit - best.end_logit
+    prediction = "" if null_odds > settings.null_score_diff_threshold else best.text
+    return FoundAnswer(prediction, told, best.text, null_odds)
+
+
+def at_threshold(found: FoundAnswers, threshold: float) -> FoundAnswers:
+    """The same answers with another null_score_diff_threshold. Without null odds there is nothing to decide."""
+    decided = {
+        question_id: "" if odds > threshold else found.best_texts[question_id]
+        for question_id, odds in found.null_odds.items()
+    }
+    return found._replace(predictions=found.predictions | decided)
+
+
+class _Span(NamedTuple):
+    """From a character of one word to the end of a part of another."""
+
+    first_word: int
+    start: int
+    last_word: int
+    end: int
+
+
+class _Entry(NamedTuple):
+    """One of the n-best; its span is None where it stands nowhere in the context."""
+
+    text: str
+    start_logit: float
+    end_logit: float
+    span: _Span | None = None
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+def _null(start_logits: np.ndarray, end_logits: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """The score of "no answer", that of [CLS] in the window which is surest of an answer; and its two logits."""
+    if not len(start_logits):
+        return _NULL_SCORE_WITHOUT_WINDOWS, (0.0, 0.0)
+    at_cls = np.stack([start_logits[:, 0], end_logits[:, 0]], axis=-1).astype(np.float64)
+    lowest = at_cls[np.argmin(at_cls.sum(axis=-1))].tolist()
+    return sum(lowest), tuple(lowest)
+
+
+def _nbest(
+    question: QuestionText,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    null_logits: tuple[float, float],
+    settings: AnswerSettings,
+) -> list[_Entry]:
+    """The best candidates that differ in text. There is always one."""
+    candidates = _candidates(question, start_logits, end_logits, settings)
+    scores = candidates.start_logits + candidates.end_logits
+    if settings.version_2_with_negative:  # last, so that it comes after answers that score the same
+        scores = np.append(scores, sum(null_logits))
+    normal_words = _normal_words(settings.do_lower_case, settings.strip_accents)
+    entries: dict[str, _Entry] = {}
+    for index in np.argsort(-scores, kind="stable").tolist():
+        if len(entries) >= settings.n_best_size:
+            break
+        if index == len(candidates.windows):
+            entries[""] = _Entry("", *null_logits)
+            continue
+        window = question.windows[candidates.windows[index]]
+        first, last = candidates.starts[index], candidates.ends[index]
+        span = _recover(
+            _piece_text(window.tokens[first : last + 1]),
+            question.words,
+            int(window.word_indices[first]),
+            int(window.word_indices[last]),
+            normal_words,
+        )
+        text = _text(span, question.words)
+        if text not in entries:
+            entries[text] = _Entry(
+                text, candidates.start_logits[index].item(), candidates.end_logits[index].item(), span
+            )
+    if settings.version_2_with_negative and "" not in entries:  # beyond n_best_size, as in the original
+        entries[""] = _Entry("", *null_logits)
+    return list(entries.values()) or [_Entry(_NONCE, 0.0, 0.0)]
+
+
+class _Candidates(NamedTuple):
+    """Pairs of tokens of the context that may be an answer: in which window, from which to which, and their logits."""
+
+    windows: list[int]
+    starts: list[int]
+    ends: list[int]
+    start_logits: np.ndarray
+    end_logits: np.ndarray
+
+
+def _candidates(
+    question: QuestionText, start_logits: np.ndarray, end_logits: np.ndarray, settings: AnswerSettings
+) -> _Candidates:
+    """All pairs of a good start and a good end, window by window, starts and then ends from the best down.
+
+    What is not allowed is left out only after the best were taken: good starts in the question or in the padding take
+    the place of others, as they did in the original.
+    """
+    best_starts = _largest(start_logits, settings.n_best_size)
+    best_ends = _largest(end_logits, settings.n_best_size)
+    windows, starts, ends = [], [], []
+    for number, window in enumerate(question.windows):
+        length = len(window.word_indices)
+        if window.document_start + length > start_logits.shape[1]:
+            raise ValueError(
+                f"Window {window.unique_id} of question {question.id!r} has {window.document_start + length} tokens, "
+                f"but logits for {start_logits.shape[1]}. Were they made with another --max_seq_length?"
+            )
+        first = _within(best_starts[number], window.document_start, length)
+        first = first[window.is_max_context[first]]
+        last = _within(best_ends[number], window.document_start, length)
+        lengths = last - first[:, np.newaxis] + 1  # [starts, ends]
+        of_start, of_end = np.nonzero((lengths >= 1) & (lengths <= settings.max_answer_length))
+        windows.append(np.full(len(of_start), number))
+        starts.append(first[of_start])
+        ends.append(last[of_end])
+    if not windows:
+        return _Candidates([], [], [], np.zeros(0), np.zeros(0))
+    window, start, end = map(np.concatenate, (windows, starts, ends))
+    document_starts = np.array([text.document_start for text in question.windows])[window]
+    # The original added Python's floats, which have 64 bits: in 32 some sums would be equal that are not.
+    return _Candidates(
+        window.tolist(),
+        start.tolist(),
+        end.tolist(),
+        start_logits[window, document_starts + start].astype(np.float64),
+        end_logits[window, document_starts + end].astype(np.float64),
+    )
+
+
+def _within(positions: np.ndarray, document_start: int, length: int) -> np.ndarray:
+    """Those of the positions in a window that are in the context, counted from its start."""
+    positions = positions - document_start
+    return positions[(positions >= 0) & (positions < length)]
+
+
+def _largest(logits: np.ndarray, count: int) -> np.ndarray:
+    """[windows, tokens] -> [windows, count], where the largest are, from the largest down; of equal ones the first."""
+    return np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+
+
+def _softmax(scores: Sequence[float]) -> list[float]:
+    highest = max(scores)
+    powers = [math.exp(score - highest) for score in scores]
+    total = sum(powers)
+    return [power / total for power in powers]
+
+
+def final_text(pieces: str, text: str, do_lower_case: bool = True, strip_accents: bool | None = None) -> str:
+    """The part of a text that its pieces stand for, with capitals, accents and white space as they were written.
+
+    Example:
+        >>> final_text("steve smith", "Steve Smith's")
+        'Steve Smith'
+
+    Args:
+        pieces: tokens joined by spaces, those of one word put together.
+        text: words joined by spaces in which to look for them.
+        do_lower_case: of the tokenizer.
+        strip_accents: of the tokenizer; None does what `do_lower_case` says.
+    """
+    words = text.split(" ")
+    return _text(_recover(pieces, words, 0, len(words) - 1, _normal_words(do_lower_case, strip_accents)), words)
+
+
+def _recover(
+    pieces: str, words: Sequence[str], first_word: int, last_word: int, normal_words: Mapping[str, str]
+) -> _Span:
+    """Where among the words from first_word to last_word the pieces stand; all of these words where that is not clear.
+
+    Pieces are lower-cased and have no accents, and a word may have become several. So the words are normalized as the
+    tokenizer did, the pieces are looked for in that, and found again in the words by counting characters that are no
+    space. Where normalizing changed how many there are, they cannot be counted on; where a piece is [UNK], there is
+    nothing to be found.
+    """
+    spanned = words[first_word : last_word + 1]
+    everything = _Span(first_word, 0, last_word, len(spanned[-1]))
+    normal = " ".join(filter(None, map(normal_words.__getitem__, spanned)))
+    if pieces == normal:
+        return everything
+    place = normal.find(pieces)
+    if place == -1 or not pieces:
+        _log.debug("%r is not found in %r.", pieces, normal)
+        return everything
+    if len(normal) - normal.count(" ") != sum(map(len, spanned)):
+        _log.debug("%r has not as many characters as %r.", normal, " ".join(spanned))
+        return everything
+    before = place - normal.count(" ", 0, place)
+    within = len(pieces) - pieces.count(" ")
+    start_word, start = _find_char(words, first_word, before)
+    end_word, end = _find_char(words, start_word, start + within - 1)
+    return _Span(start_word, start, end_word, end + 1)
+
+
+def _find_char(words: Sequence[str], word: int, count: int) -> tuple[int, int]:
+    """The character that has so many others before it, counted from the start of a word: (word, place in it)."""
+    while count >= len(words[word]):
+        count -= len(words[word])
+        word += 1
+    return word, count
+
+
+class _NormalWords(dict):
+    """Words as the tokenizer sees them before it cuts pieces: lower-cased, punctuation and ideographs set apart.
+
+    Nothing that is done to a word looks at its neighbours, so each is normalized once and remembered.
+    """
+
+    def __init__(self, do_lower_case: bool, strip_accents: bool):
+        super().__init__()
+        self._options = do_lower_case, strip_accents
+
+    def __missing__(self, word: str) -> str:
+        if len(self) >= _WORDS_REMEMBERED:
+            self.clear()
+        self[word] = normal = " ".join(part.text for part in split_words(word, *self._options))
+        return normal
+
+
+@functools.cache
+def _normal_words(do_lower_case: bool, strip_accents: bool | None) -> _NormalWords:
+    return _NormalWords(do_lower_case, do_lower_case if strip_accents is None else strip_accents)
+
+
+def _piece_text(tokens: Sequence[str]) -> str:
+    text = " ".join(tokens).replace(" ##", "").replace("##", "")
+    return " ".join(text.split())
+
+
+def _text(span: _Span, words: Sequence[str]) -> str:
+    """Words joined by one space, cut at both ends."""
+    first_word, start, last_word, end = span
+    if first_word == last_word:
+        return words[first_word][start:end]
+    return " ".join([words[first_word][start:], *words[first_word + 1 : last_word], words[last_word][:end]])
+
+
+def _place(span: _Span | None, question: QuestionText) -> dict[str, Any]:
+    if span is None:
+        return {"answer": "", "start": 0, "end": 0}
+    start = int(question.word_starts[span.first_word]) + span.start
+    end = int(question.word_starts[span.last_word]) + span.end
+    return {"answer": question.context[start:end], "start": start, "end": end}
+
+
+def write_answers(output_dir: str | Path, found: FoundAnswers) -> None:
+    """Writes predictions.json, nbest_predictions.json and, where questions may have no answer, null_odds.json."""
+    files = {PREDICTIONS_FILE: found.predictions, NBEST_FILE: found.nbest}
+    if found.null_odds:
+        files[NULL_ODDS_FILE] = found.null_odds
+    for name, content in files.items():
+        with aside(Path(output_dir) / name) as file:
+            file.write((json.dumps(content, indent=4) + "\n").encode("utf-8"))
