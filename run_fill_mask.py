@@ -1,6 +1,7 @@
-"""What stands at [MASK]? Example:
+"""What stands at [MASK]? And how likely is a text? Examples:
 
     python run_fill_mask.py --init_checkpoint=uncased_L-12_H-768_A-12 --text='She opened the [MASK] and looked out.'
+    python run_fill_mask.py --init_checkpoint=uncased_L-12_H-768_A-12 --score --text='It was late. ||| We went home.'
 
 Texts come from --text, from --input_file or from standard input, one a line; `A ||| B` is a pair of sentences.
 """
@@ -26,6 +27,12 @@ _VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it doe
 _DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the model tells.")
 
 # Output.
+_SCORE = flags.DEFINE_bool(
+    "score",
+    False,
+    "Instead of filling in: the pseudo-perplexity of each text (each piece hidden in turn), and of a pair the "
+    "probability that the second follows the first.",
+)
 _TOP_K = flags.DEFINE_integer("top_k", 5, "How many words for each [MASK].", lower_bound=1)
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Texts that run together.", lower_bound=1)
 
@@ -51,6 +58,11 @@ def main() -> None:
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
     fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
+    if _SCORE.value:
+        for line, score in zip(lines, fill_mask.score(pairs, _BATCH_SIZE.value), strict=True):
+            follows = "" if score.follows is None else f"  follows {score.follows:.3f}"
+            print(f"pseudo-perplexity {score.pseudo_perplexity:.2f}  pieces {score.num_pieces}{follows}  {line}")
+        return
     for line, masks in zip(lines, fill_mask(pairs, _TOP_K.value, _BATCH_SIZE.value), strict=True):
         print(line)
         for candidates in masks:

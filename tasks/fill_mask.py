@@ -12,10 +12,12 @@ import tensorflow as tf
 
 from data.tokenization import FullTokenizer
 from modeling.checkpoint import load_checkpoint
+from modeling.losses import cross_entropy
 from modeling.models import PretrainingModel
 from tasks.pretrained import Pretrained
 
 _HEAD = "cls/predictions/output_bias"
+_NEXT_SENTENCE_HEAD = "cls/seq_relationship/output_weights"
 _MASK = "[MASK]"
 
 Text = str | tuple[str, str]
@@ -26,6 +28,14 @@ class Candidate(NamedTuple):
 
     token: str
     probability: float
+
+
+class Score(NamedTuple):
+    """How likely a text is."""
+
+    pseudo_perplexity: float  # each piece hidden in turn: exp of the mean of what the model loses on it
+    num_pieces: int
+    follows: float | None  # of a pair: the probability that the second text follows the first
 
 
 class FillMask:
@@ -39,10 +49,18 @@ class FillMask:
         model: with trained weights.
         tokenizer: with `never_split=("[MASK]",)`.
         max_seq_length: longer texts are refused, since what is cut could be a mask.
+        knows_next_sentence: whether the weights have a trained head for next sentences.
     """
 
-    def __init__(self, model: PretrainingModel, tokenizer: FullTokenizer, max_seq_length: int | None = None):
+    def __init__(
+        self,
+        model: PretrainingModel,
+        tokenizer: FullTokenizer,
+        max_seq_length: int | None = None,
+        knows_next_sentence: bool = True,
+    ):
         self._model = model
+        self._knows_next_sentence = knows_next_sentence
         self._tokenizer = tokenizer
         self._max_seq_length = max_seq_length or model.config.max_position_embeddings
         self._ids = {token: tokenizer.vocab[token] for token in ("[CLS]", "[SEP]", _MASK)}
@@ -66,7 +84,8 @@ class FillMask:
             raise ValueError(f"{path} was trained from left to right: it tells the next word, and does not fill in.")
         model = PretrainingModel(found.config)
         load_checkpoint(model, found.checkpoint)
-        return cls(model, FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case, never_split=(_MASK,)))
+        tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case, never_split=(_MASK,))
+        return cls(model, tokenizer, knows_next_sentence=_NEXT_SENTENCE_HEAD in found.checkpoint.variables)
 
     def __call__(self, texts: Sequence[Text], top_k: int = 5, batch_size: int = 32) -> list[list[list[Candidate]]]:
         """For each text, and each mask in it: the `top_k` likeliest pieces, the likeliest first.
@@ -77,6 +96,9 @@ class FillMask:
             batch_size: texts that run together, padded to the longest of them.
         """
         rows = [self._row(text) for text in texts]
+        for (ids, _), text in zip(rows, texts, strict=True):
+            if self._ids[_MASK] not in ids:
+                raise ValueError(f"There is no {_MASK} in {text!r}.")
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         results: list[list[list[Candidate]]] = [[] for _ in rows]
         for start in range(0, len(rows), batch_size):
@@ -84,6 +106,28 @@ class FillMask:
             for number, result in zip(numbers, self._fill([rows[i] for i in numbers], top_k), strict=True):
                 results[number] = result
         return results
+
+    def score(self, texts: Sequence[Text], batch_size: int = 32) -> list[Score]:
+        """How likely each text is, and of each pair, whether its second text follows the first."""
+        scores = []
+        for text in texts:
+            ids, second = self._row(text)
+            special = (self._ids["[CLS]"], self._ids["[SEP]"])
+            places = [place for place, piece in enumerate(ids) if piece not in special]
+            if not places:
+                raise ValueError(f"There is nothing to score in {text!r}.")
+            losses = []
+            for start in range(0, len(places), batch_size):
+                some = places[start : start + batch_size]
+                hidden = [(ids[:place] + [self._ids[_MASK]] + ids[place + 1 :], second) for place in some]
+                batch = self._batch(hidden, [[place] for place in some])
+                right = tf.constant([[ids[place]] for place in some])
+                losses += self._losses(batch, right).numpy()[:, 0].tolist()
+            follows = None
+            if not isinstance(text, str) and self._knows_next_sentence:
+                follows = float(self._follows(self._batch([(ids, second)], [[0]])).numpy()[0])
+            scores.append(Score(float(np.exp(np.mean(losses))), len(places), follows))
+        return scores
 
     def _row(self, text: Text) -> tuple[list[int], int]:
         """Ids of [CLS] a [SEP] b [SEP], and where the second segment starts."""
@@ -93,21 +137,13 @@ class FillMask:
         for part in parts:
             starts.append(len(ids))
             ids += [*self._tokenizer.tokenize_to_ids(part), self._ids["[SEP]"]]
-        if self._ids[_MASK] not in ids:
-            raise ValueError(f"There is no {_MASK} in {' ||| '.join(parts)!r}.")
         if len(ids) > self._max_seq_length:
             raise ValueError(f"{parts[0][:60]!r}… has {len(ids)} pieces, but the model takes {self._max_seq_length}.")
         return ids, starts[1] if len(starts) > 1 else len(ids)
 
     def _fill(self, rows: list[tuple[list[int], int]], top_k: int) -> list[list[list[Candidate]]]:
         masked = [[i for i, piece in enumerate(ids) if piece == self._ids[_MASK]] for ids, _ in rows]
-        length, predictions = max(len(ids) for ids, _ in rows), max(map(len, masked))
-        batch = {
-            "input_ids": _padded([ids for ids, _ in rows], length),
-            "input_mask": _padded([[1] * len(ids) for ids, _ in rows], length),
-            "segment_ids": _padded([[0] * b + [1] * (len(ids) - b) for ids, b in rows], length),
-            "masked_lm_positions": _padded(masked, predictions),
-        }
+        batch = self._batch(rows, masked)
         values, pieces = (array.numpy() for array in self._run(batch, tf.constant(top_k)))  # [B, P, top_k]
         return [
             [
@@ -119,6 +155,24 @@ class FillMask:
             ]
             for row in range(len(rows))
         ]
+
+    def _batch(self, rows: list[tuple[list[int], int]], positions: list[list[int]]) -> dict[str, tf.Tensor]:
+        length = max(len(ids) for ids, _ in rows)
+        return {
+            "input_ids": _padded([ids for ids, _ in rows], length),
+            "input_mask": _padded([[1] * len(ids) for ids, _ in rows], length),
+            "segment_ids": _padded([[0] * b + [1] * (len(ids) - b) for ids, b in rows], length),
+            "masked_lm_positions": _padded(positions, max(map(len, positions))),
+        }
+
+    @tf.function(reduce_retracing=True)
+    def _losses(self, batch, right):
+        return cross_entropy(self._model(batch, training=False)["masked_lm_logits"], right)  # [B, P]
+
+    @tf.function(reduce_retracing=True)
+    def _follows(self, batch):
+        logits = self._model(batch, training=False)["next_sentence_logits"]
+        return tf.nn.softmax(tf.cast(logits, tf.float32))[:, 0]  # 0 = the next sentence
 
     @tf.function(reduce_retracing=True)
     def _run(self, batch, top_k):

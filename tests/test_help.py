@@ -12,6 +12,9 @@ SHARED_TUNING = ("--init_checkpoint", "--vocab_file", "--num_train_epochs", "--b
 FLAGS = {
     "run_pretraining.py": ("--input_file", "--masking", *SHARED_TRAINING),
     "run_classifier.py": ("--task_name", "--text_column", *SHARED_TRAINING, *SHARED_TUNING),
+    "run_squad.py": ("--doc_stride", "--raw_results_in", *SHARED_TRAINING, *SHARED_TUNING),
+    "run_ner.py": ("--tag_scheme", "--document_context", *SHARED_TRAINING, *SHARED_TUNING),
+    "run_multiple_choice.py": ("--format", "--max_train_examples", *SHARED_TRAINING, *SHARED_TUNING),
     "run_fill_mask.py": ("--text", "--top_k"),
     "convert_checkpoint.py": ("--input", "--format"),
 }

@@ -82,3 +82,23 @@ def test_what_cannot_be_filled_is_refused(taught, tmp_path):
     save_checkpoint(encoder, tmp_path / "bert_model.ckpt")
     with pytest.raises(ValueError, match="no masked LM head"):
         FillMask.load(tmp_path)
+
+
+def test_scores_tell_what_was_taught_from_what_was_not(taught):
+    fill_mask = FillMask.load(taught)
+    right, wrong = fill_mask.score(["the sky is blue .", "the sky is green ."], batch_size=2)
+    assert right.num_pieces == 5 and right.follows is None
+    assert right.pseudo_perplexity < wrong.pseudo_perplexity
+    # By hand: each piece hidden in turn.
+    ids = [2, 5, 6, 8, 9, 11, 3]
+    losses = []
+    for place in range(1, 6):
+        hidden = ids[:place] + [4] + ids[place + 1 :]
+        batch = {"input_ids": np.int32([hidden]), "masked_lm_positions": np.int32([[place]])}
+        logits = fill_mask._model(batch)["masked_lm_logits"][0, 0]
+        losses.append(-tf.nn.log_softmax(logits)[ids[place]].numpy())
+    assert right.pseudo_perplexity == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    [pair] = fill_mask.score([("the sky is blue .", "the grass is green .")])
+    assert pair.num_pieces == 10 and 0.0 < pair.follows < 1.0
+    with pytest.raises(ValueError, match="nothing to score"):
+        fill_mask.score([""])
