@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from data.tokenization import FullTokenizer
 
 LONG_TEXTS = ("head", "tail", "head_tail", "windows")
@@ -85,3 +87,14 @@ def _windows(a: list[int], b: list[int], room: int) -> Iterator[tuple[list[int],
     for start in range(0, max(len(long) - size, 0) + step, step):
         part = long[start : start + size]
         yield (part, other) if slides_a else (other, part)
+
+
+def padded(sequences: Sequence[Features], length: int) -> dict[str, np.ndarray]:
+    """What the network reads: any number of sequences -> int32 [sequences, length] each."""
+    names = ("input_ids", "input_mask", "segment_ids")
+    arrays = {name: np.zeros([len(sequences), length], np.int32) for name in names}
+    for row, (ids, second) in enumerate(sequences):
+        arrays["input_ids"][row, : len(ids)] = ids
+        arrays["input_mask"][row, : len(ids)] = 1
+        arrays["segment_ids"][row, second : len(ids)] = 1
+    return arrays

@@ -7,16 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
-from data.example_records import SEQUENCES
 from data.sentence_features import Features, SentenceEncoder
-from data.tokenization import FullTokenizer
-from modeling.checkpoint import load_checkpoint
 from modeling.models import ChoiceModel
-from tasks.choices import ChoiceSettings, choice_probabilities, encode_endings, padded
-from tasks.pretrained import Pretrained
-
-_LENGTH_STEP = 16
+from tasks.asking import BATCH_SIGNATURE, in_batches, load_trained
+from tasks.choices import ChoiceSettings, choice_probabilities, encode_endings
 
 
 class Chosen(NamedTuple):
@@ -50,12 +44,7 @@ class ChoicePredictor:
     def load(cls, output_dir: str | Path) -> "ChoicePredictor":
         """Loads the --output_dir of run_multiple_choice.py."""
         settings = ChoiceSettings.load(output_dir)
-        found = Pretrained.find(output_dir, do_lower_case=settings.do_lower_case)
-        model = ChoiceModel(found.config)
-        report = load_checkpoint(model, found.checkpoint)
-        if report.missing:
-            raise ValueError(f"{output_dir} lacks weights of the task: {', '.join(report.missing)}.")
-        tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
+        model, tokenizer = load_trained(output_dir, settings.do_lower_case, ChoiceModel)
         return cls(model, SentenceEncoder(tokenizer, settings.max_seq_length), settings)
 
     def predict(self, questions: Sequence[tuple[str, Sequence[str]]], batch_size: int = 32) -> list[Chosen]:
@@ -83,17 +72,12 @@ class ChoicePredictor:
 
     def _scores(self, rows: list[Features], batch_size: int) -> np.ndarray:
         """One score a sequence. Endings of one context need not be together: none has a say in another's score."""
-        lengths = np.array([len(row.input_ids) for row in rows])
         scores = np.zeros(len(rows), np.float32)
-        for numbers in evaluation_plan(lengths, BatchSize(min(batch_size, len(rows))), by_length=True):
-            numbers = numbers[numbers != FILLER]
-            length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.settings.max_seq_length)
-            batch = padded([rows[i] for i in numbers], length)
-            scores[numbers] = self._run({name: tf.constant(array) for name, array in batch.items()}).numpy()
+        for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):
+            scores[numbers] = self._run(batch).numpy()
         return scores
 
-    # Traced once, for any shape: threads that come with new shapes at the same time would each trace their own.
-    @tf.function(input_signature=[dict.fromkeys(SEQUENCES, tf.TensorSpec([None, None], tf.int32))])
+    @tf.function(input_signature=BATCH_SIGNATURE)
     def _run(self, batch):
         one_choice_each = {name: tensor[:, tf.newaxis] for name, tensor in batch.items()}  # [B, 1, T]
         return tf.cast(self._model(one_choice_each, training=False), tf.float32)[:, 0]  # [B]

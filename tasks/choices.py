@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from data.choices import Choice
 from data.example_records import SEQUENCES, ExampleRecords
-from data.sentence_features import Features, SentenceEncoder
+from data.sentence_features import Features, SentenceEncoder, padded
 from data.tfrecord import ExampleEncoder
 from modeling.losses import cross_entropy
 from tasks.sentences import SentenceTask, probabilities
@@ -51,16 +51,6 @@ def encode_endings(encoder: SentenceEncoder, context: str, endings: Sequence[str
     """[CLS] context [SEP] ending [SEP] for each ending; and whether any of them was too long and had to be cut."""
     encoded = [encoder(context, ending) for ending in endings]
     return [features for [features], _ in encoded], any(is_cut for _, is_cut in encoded)
-
-
-def padded(sequences: Sequence[Features], length: int) -> dict[str, np.ndarray]:
-    """What the network reads: sequences, as many as you like -> int32 [sequences, length] each."""
-    arrays = {name: np.zeros([len(sequences), length], np.int32) for name in SEQUENCES}
-    for row, (ids, second) in enumerate(sequences):
-        arrays["input_ids"][row, : len(ids)] = ids
-        arrays["input_mask"][row, : len(ids)] = 1
-        arrays["segment_ids"][row, second : len(ids)] = 1
-    return arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,15 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
 from data.ner import TaggedText
 from data.ner_features import TokenWindow, split_units, windows, words_of
+from data.sentence_features import Features
 from data.tokenization import FullTokenizer
-from modeling.checkpoint import load_checkpoint
+from tasks.asking import BATCH_SIGNATURE, in_batches, load_trained
 from tasks.ner import NerSettings, entities_told, make_model, tag_and_probability
-from tasks.pretrained import Pretrained
-
-_LENGTH_STEP = 16
 
 
 class FoundEntity(NamedTuple):
@@ -51,12 +48,8 @@ class NerPredictor:
     def load(cls, output_dir: str | Path) -> "NerPredictor":
         """Loads the --output_dir of run_ner.py."""
         settings = NerSettings.load(output_dir)
-        found = Pretrained.find(output_dir, do_lower_case=settings.do_lower_case)
-        model = make_model(found.config, settings)
-        report = load_checkpoint(model, found.checkpoint)
-        if report.missing:
-            raise ValueError(f"{output_dir} lacks weights of the task: {', '.join(report.missing)}.")
-        return cls(model, FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case), settings)
+        model, tokenizer = load_trained(output_dir, settings.do_lower_case, lambda config: make_model(config, settings))
+        return cls(model, tokenizer, settings)
 
     def predict(self, texts: Sequence[str], batch_size: int = 32) -> list[list[FoundEntity]]:
         """The entities of each text, in their order. Texts of any length; each stands for itself."""
@@ -78,20 +71,14 @@ class NerPredictor:
         return result
 
     def _tell(self, made: Sequence[TokenWindow], batch_size: int) -> list[np.ndarray]:
+        """Of each window the tag and its probability, [T, 2]."""
+        rows = [Features(window.input_ids, len(window.input_ids)) for window in made]
         results: list[np.ndarray] = [np.zeros([0, 2])] * len(made)
-        lengths = np.array([len(window.input_ids) for window in made], int)
-        for numbers in evaluation_plan(lengths, BatchSize(max(1, min(batch_size, len(made)))), by_length=True):
-            numbers = numbers[numbers != FILLER]
-            length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.settings.max_seq_length)
-            ids = np.zeros([len(numbers), length], np.int32)
-            for row, number in enumerate(numbers):
-                ids[row, : lengths[number]] = made[number].input_ids
-            mask = (np.arange(length) < lengths[numbers][:, np.newaxis]).astype(np.int32)
-            told = self._run({"input_ids": tf.constant(ids), "input_mask": tf.constant(mask)}).numpy()
-            for row, number in enumerate(numbers):
-                results[number] = told[row]
+        for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):
+            for number, told in zip(numbers, self._run(batch).numpy(), strict=True):
+                results[number] = told
         return results
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=BATCH_SIGNATURE)
     def _run(self, batch):
         return tag_and_probability(self._model(batch, training=False))  # [B, T, 2]

@@ -7,15 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
 from data.sentence_features import Features, SentenceEncoder
-from data.tokenization import FullTokenizer
-from modeling.checkpoint import load_checkpoint
 from modeling.models import SentenceModel
-from tasks.pretrained import Pretrained
+from tasks.asking import BATCH_SIGNATURE, in_batches, load_trained
 from tasks.sentences import SentenceSettings, by_label, probabilities, verdict, vote
-
-_LENGTH_STEP = 16
 
 Text = str | tuple[str, str]
 
@@ -51,12 +46,11 @@ class SentenceClassifier:
     def load(cls, output_dir: str | Path) -> "SentenceClassifier":
         """Loads the --output_dir of run_classifier.py."""
         settings = SentenceSettings.load(output_dir)
-        found = Pretrained.find(output_dir, do_lower_case=settings.do_lower_case)
-        model = SentenceModel(found.config, settings.num_outputs, settings.bilstm_head)
-        report = load_checkpoint(model, found.checkpoint)
-        if report.missing:
-            raise ValueError(f"{output_dir} lacks weights of the task: {', '.join(report.missing)}.")
-        tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
+        model, tokenizer = load_trained(
+            output_dir,
+            settings.do_lower_case,
+            lambda config: SentenceModel(config, settings.num_outputs, settings.bilstm_head),
+        )
         return cls(model, SentenceEncoder(tokenizer, settings.max_seq_length, settings.long_text), settings)
 
     def predict(self, texts: Sequence[Text], batch_size: int = 32) -> list[Prediction]:
@@ -81,26 +75,11 @@ class SentenceClassifier:
         return [Prediction(verdict(self.settings, row), dict(by_label(self.settings, row))) for row in of_texts]
 
     def _probabilities(self, rows: list[Features], batch_size: int) -> np.ndarray:
-        lengths = np.array([len(row.input_ids) for row in rows])
         results = np.zeros([len(rows), self.settings.num_outputs], np.float32)
-        for numbers in evaluation_plan(lengths, BatchSize(min(batch_size, len(rows))), by_length=True):
-            numbers = numbers[numbers != FILLER]
-            length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.settings.max_seq_length)
-            logits = self._run(_batch([rows[i] for i in numbers], length)).numpy()
-            results[numbers] = probabilities(self.settings.kind, logits)
+        for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):
+            results[numbers] = probabilities(self.settings.kind, self._run(batch).numpy())
         return results
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=BATCH_SIGNATURE)
     def _run(self, batch):
         return tf.cast(self._model(batch, training=False), tf.float32)  # [B, L]
-
-
-def _batch(rows: Sequence[Features], length: int) -> dict[str, tf.Tensor]:
-    batch = np.zeros([3, len(rows), length], np.int32)
-    for number, (ids, second) in enumerate(rows):
-        batch[0, number, : len(ids)] = ids
-        batch[1, number, : len(ids)] = 1
-        batch[2, number, second : len(ids)] = 1
-    return {
-        name: tf.constant(array) for name, array in zip(("input_ids", "input_mask", "segment_ids"), batch, strict=True)
-    }

@@ -8,19 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
+from data.sentence_features import Features
 from data.squad import Context, Question
 from data.squad_features import FIRST_UNIQUE_ID, Window, WindowEncoder, WindowTable, question_windows
 from data.tokenization import FullTokenizer
-from modeling.checkpoint import load_checkpoint
 from modeling.models import SpanModel
-from tasks.pretrained import Pretrained
+from tasks.asking import BATCH_SIGNATURE, in_batches, load_trained
 from tasks.settings import TaskSettings
 from tasks.spans import both_ends
 from tasks.squad_answers import AnswerSettings, QuestionText, WindowText, answer
 from training.prediction import MISSING
-
-_LENGTH_STEP = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +91,8 @@ class SquadPredictor:
     def load(cls, output_dir: str | Path) -> "SquadPredictor":
         """Loads the --output_dir of run_squad.py."""
         settings = SquadSettings.load(output_dir)
-        found = Pretrained.find(output_dir, do_lower_case=settings.do_lower_case)
-        model = SpanModel(found.config)
-        report = load_checkpoint(model, found.checkpoint)
-        if report.missing:
-            raise ValueError(f"{output_dir} lacks weights of the task: {', '.join(report.missing)}.")
-        return cls(model, FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case), settings)
+        model, tokenizer = load_trained(output_dir, settings.do_lower_case, SpanModel)
+        return cls(model, tokenizer, settings)
 
     def answer(self, question: str, context: str, batch_size: int = 32, max_answer_length: int = 30) -> FoundSpan:
         """The best answer to one question."""
@@ -149,21 +142,12 @@ class SquadPredictor:
     def _logits(self, windows: Sequence[Window], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Logits of starts and ends, each [windows, max_seq_length]."""
         logits = np.full([len(windows), self.settings.max_seq_length, 2], MISSING, np.float32)
-        lengths = np.array([len(window.input_ids) for window in windows], int)
-        for numbers in evaluation_plan(lengths, BatchSize(max(1, min(batch_size, len(windows)))), by_length=True):
-            numbers = numbers[numbers != FILLER]
-            length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.settings.max_seq_length)
-            batch = np.zeros([3, len(numbers), length], np.int32)
-            for row, number in enumerate(numbers):
-                window = windows[number]
-                batch[0, row, : lengths[number]] = window.input_ids
-                batch[1, row, : lengths[number]] = 1
-                batch[2, row, window.document_start : lengths[number]] = 1
-            names = ("input_ids", "input_mask", "segment_ids")
-            told = self._run({name: tf.constant(array) for name, array in zip(names, batch, strict=True)})
-            logits[numbers, :length] = told.numpy()
+        rows = [Features(window.input_ids, window.document_start) for window in windows]
+        for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):
+            told = self._run(batch).numpy()
+            logits[numbers, : told.shape[1]] = told
         return logits[..., 0], logits[..., 1]
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=BATCH_SIGNATURE)
     def _run(self, batch):
         return tf.cast(both_ends(self._model(batch, training=False)), tf.float32)  # [B, T, 2]
