@@ -89,6 +89,17 @@ def test_growing_keeps_old_words_and_adds_small_ones(source):
     assert conversion.grow(source, 1000, np.random.default_rng(0)) is source
 
 
+def test_positions_are_cut_off_and_repeated(source):
+    name = "bert/embeddings/position_embeddings"
+    table = source.variables[name]
+    shorter = conversion.with_positions(source, 10)
+    np.testing.assert_array_equal(shorter.variables[name], table[:10])
+    longer = conversion.with_positions(shorter, 25)
+    assert longer.config.max_position_embeddings == 25
+    for position in range(25):
+        np.testing.assert_array_equal(longer.variables[name][position], table[position % 10])
+
+
 def test_what_no_bert_has_is_found(source):
     strange = dataclasses.replace(source, variables=dict(source.variables) | {"crf/transitions": np.zeros((2, 2))})
     assert conversion.unknown_variables(source) == []

@@ -1,5 +1,7 @@
 """A model that knows two facts."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,6 +82,8 @@ def test_what_cannot_be_filled_is_refused(taught, tmp_path):
         fill_mask(["sky " * 19 + "[MASK]"])
     encoder = PretrainingModel(FillMask.load(taught)._model.config).encoder
     save_checkpoint(encoder, tmp_path / "bert_model.ckpt")
+    for name in ("bert_config.json", "vocab.txt"):
+        shutil.copy(taught / name, tmp_path)
     with pytest.raises(ValueError, match="no masked LM head"):
         FillMask.load(tmp_path)
 
