@@ -23,9 +23,10 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	  --bert_config_file=examples/quickstart_config.json --output_dir=quickstart/model --max_seq_length=32 \
 	  --max_predictions_per_seq=5 --do_train --do_eval --train_batch_size=64 --num_train_steps=1500 --num_warmup_steps=150 \
 	  --learning_rate=1e-3 --continuous_schedule --seed=1 --log_every_steps=100
-	@echo "5. What it would fill in:"
+	@echo "5. What it would fill in; and what a model does that has read novels for two hours (pretrained/bert-mini-books):"
 	$(RUN) run_fill_mask.py --init_checkpoint=quickstart/model --text='Returns the [MASK] of the array.' \
 	  --text='If [MASK], the default value is used.'
+	$(RUN) run_fill_mask.py --text='He looked at her [MASK] said nothing.' --text='They had been there for a long [MASK].'
 	@echo "6. Fine-tuning: which of six packages is a sentence from? eval_accuracy is 0.17 by chance."
 	$(RUN) run_classifier.py --task_name=custom --data_dir=quickstart/packages --init_checkpoint=quickstart/model \
 	  --output_dir=quickstart/classifier --do_train --do_eval --num_train_epochs=4 --learning_rate=5e-4 --seed=1

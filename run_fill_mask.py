@@ -1,12 +1,13 @@
 """What stands at [MASK]? And how likely is a text? Examples:
 
-    python run_fill_mask.py --init_checkpoint=uncased_L-12_H-768_A-12 --text='She opened the [MASK] and looked out.'
+    python run_fill_mask.py --text='She opened the [MASK] and looked out.'
     python run_fill_mask.py --init_checkpoint=uncased_L-12_H-768_A-12 --score --text='It was late. ||| We went home.'
 
 Texts come from --text, from --input_file or from standard input, one a line; `A ||| B` is a pair of sentences.
 """
 
 import sys
+from pathlib import Path
 
 from absl import flags
 
@@ -19,8 +20,9 @@ _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, instea
 # Model.
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
-    None,
-    "A pre-trained model with its masked LM head, in any format that run_pretraining.py takes.",
+    str(Path(__file__).parent / "pretrained" / "bert-mini-books"),
+    "A pre-trained model with its masked LM head, in any format that run_pretraining.py takes; by default the small "
+    "one that comes with this project.",
 )
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")
 _VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
@@ -53,8 +55,6 @@ def _decoded(line: str | bytes) -> str:
 def main() -> None:
     from tasks.fill_mask import FillMask  # late, so that --help does not wait for TensorFlow
 
-    if not _INIT_CHECKPOINT.value:
-        raise ValueError("--init_checkpoint is missing: the model to ask.")
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
     fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)

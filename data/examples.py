@@ -61,7 +61,7 @@ def number_label(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"the label {value!r} is not a number, which --regression asks for") from None
+        raise ValueError(f"the label {value!r} is not a number") from None
     if not math.isfinite(number):
         raise ValueError(f"the label {value!r} is not a finite number")
     return number

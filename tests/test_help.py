@@ -15,6 +15,7 @@ FLAGS = {
     "run_squad.py": ("--doc_stride", "--raw_results_in", *SHARED_TRAINING, *SHARED_TUNING),
     "run_ner.py": ("--tag_scheme", "--document_context", *SHARED_TRAINING, *SHARED_TUNING),
     "run_multiple_choice.py": ("--format", "--max_train_examples", *SHARED_TRAINING, *SHARED_TUNING),
+    "extract_features.py": ("--input_file", "--layers", "--pooling", "--query", "--sts_file"),
     "run_fill_mask.py": ("--text", "--top_k"),
     "convert_checkpoint.py": ("--input", "--format"),
 }

@@ -1,0 +1,228 @@
+"""Vectors of tokens and of texts from a pre-trained model, and what is asked of them. Examples:
+
+    python extract_features.py --input_file=input.txt --output_file=output.jsonl --layers=-1,-2,-3,-4 \\
+      --init_checkpoint=uncased_L-12_H-768_A-12
+
+    python extract_features.py --input_file=input.txt --output_file=vectors.npz --format=npz --pooling=mean \\
+      --normalize --init_checkpoint=all-MiniLM-L6-v2
+
+    python extract_features.py --input_file=input.txt --query='a storm at sea' --init_checkpoint=all-MiniLM-L6-v2
+
+    python extract_features.py --sts_file=glue/STS-B/dev.tsv --init_checkpoint=all-MiniLM-L6-v2
+
+The input has a text a line; `A ||| B` is a pair of sentences. docs/features.md tells what the files hold.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from absl import flags
+
+import command_line
+from data.glue import GLUE_TASKS, read_split
+from data.text_files import read_lines
+from data.tokenization import to_unicode
+
+# What to do.
+_INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, plain or gzip (.gz).")
+_OUTPUT_FILE = flags.DEFINE_string("output_file", None, "Where the vectors go. The file appears when all are there.")
+_QUERY = flags.DEFINE_multi_string(
+    "query",
+    [],
+    "Instead of writing vectors: print the lines of --input_file that are nearest to this text by the cosine of their "
+    "vectors. May be given several times.",
+)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "How many lines for each --query.", lower_bound=1)
+_STS_FILE = flags.DEFINE_string(
+    "sts_file",
+    None,
+    "Instead of writing vectors: compare the cosines of pairs with what people said of them. A table with the columns "
+    "sentence1, sentence2 and score, as dev.tsv of STS-B.",
+)
+
+# Model.
+_INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint", None, "A pre-trained or fine-tuned model, in any format that run_pretraining.py takes."
+)
+_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")
+_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
+_DO_LOWER_CASE = flags.DEFINE_bool(
+    "do_lower_case", None, "Whether to lower-case the text; by default what the model tells, and True if it does not."
+)
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 128, "Pieces of a text, [CLS] and [SEP] among them; longer ones are cut.", lower_bound=3
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "Texts that run together; those of about the same length do.", lower_bound=1
+)
+
+# Vectors.
+_LAYERS = flags.DEFINE_string(
+    "layers",
+    "-1,-2,-3,-4",
+    "Layers to take, by number: 0 is the first, -1 the last. With --pooling, the last one unless this is set; the "
+    "vectors of several are joined.",
+)
+_POOLING = flags.DEFINE_enum(
+    "pooling",
+    None,
+    ["none", "cls", "mean", "max", "second_to_last", "concat_last_4"],
+    "none: a vector for each token. One for each text: cls, that of [CLS] (of little use without fine-tuning); mean or "
+    "max, over all tokens but padding; second_to_last, the mean in the last layer but one; concat_last_4, the mean of "
+    "the last four layers joined. By default none with --output_file, as in the original, else mean.",
+)
+_NORMALIZE = flags.DEFINE_bool(
+    "normalize", False, "Whether vectors of texts get the length 1, so that the product of two is their cosine."
+)
+_FORMAT = flags.DEFINE_enum(
+    "format",
+    "jsonl",
+    ["jsonl", "npz", "tfrecord"],
+    "Of --output_file. jsonl: the original's, some 32 kB a token for four layers of 768 numbers. npz, tfrecord: 12 kB, "
+    "and sooner written and read; vectors of texts go into one of these.",
+)
+
+# Of the original; vectors are the same whatever they say.
+_USE_TPU = flags.DEFINE_bool("use_tpu", False, "Accepted, but vectors are computed on the devices of this machine.")
+flags.DEFINE_string("master", None, "Accepted, and not used: see --use_tpu.")
+flags.DEFINE_integer("num_tpu_cores", 8, "Accepted, and not used: see --use_tpu.")
+flags.DEFINE_bool(
+    "use_one_hot_embeddings", False, "Accepted, and not used: another way to the same vectors, meant for TPUs."
+)
+
+
+def validate_flags() -> None:
+    """Refuses what cannot work, before TensorFlow is loaded."""
+    if sum(map(bool, (_OUTPUT_FILE.value, _QUERY.value, _STS_FILE.value))) != 1:
+        raise ValueError("Say what to do by one of --output_file, --query and --sts_file.")
+    if not _INIT_CHECKPOINT.value:
+        raise ValueError("--init_checkpoint is missing: the model that makes the vectors.")
+    if _STS_FILE.value and _INPUT_FILE.value:
+        raise ValueError("--sts_file has texts of its own: leave out --input_file.")
+    if not _STS_FILE.value and not _INPUT_FILE.value:
+        raise ValueError("--input_file is missing: texts, one a line.")
+    if _OUTPUT_FILE.value and os.path.isdir(_OUTPUT_FILE.value):
+        raise ValueError(f"--output_file={_OUTPUT_FILE.value} is a directory. Name a file in it.")
+    if not all(map(str.strip, _QUERY.value)):
+        raise ValueError("A --query is empty.")
+    if pooling() == "none":
+        if not _OUTPUT_FILE.value:
+            raise ValueError("--query and --sts_file compare whole texts: use another --pooling than none.")
+        if _NORMALIZE.value:
+            raise ValueError("--normalize is for vectors of texts: set --pooling.")
+    elif _OUTPUT_FILE.value and _FORMAT.value == "jsonl":
+        raise ValueError(f"--pooling={pooling()} gives one vector a text: write them with --format=npz or tfrecord.")
+    layers()
+
+
+def pooling() -> str:
+    return _POOLING.value or ("none" if _OUTPUT_FILE.value else "mean")
+
+
+def layers() -> tuple[int, ...] | None:
+    """The numbers of --layers; None where the pooling decides."""
+    if pooling() != "none" and not _LAYERS.present:
+        return None
+    try:
+        return tuple(map(int, _LAYERS.value.split(",")))
+    except ValueError:
+        raise ValueError(f"--layers={_LAYERS.value} should be numbers with commas between them, as -1,-2.") from None
+
+
+def texts() -> Iterator[str | tuple[str, str]]:
+    """The texts of --input_file. A blank line is one, too, as in the original: numbers of lines stay what they are."""
+    for line in read_lines(_INPUT_FILE.value):
+        yield pair_or_text(to_unicode(line).strip())
+
+
+def pair_or_text(line: str) -> str | tuple[str, str]:
+    """A pair is parted where the original parts it: at the last three bars that have spaces around them."""
+    first, bars, second = line.rpartition(" ||| ")
+    return (first, second) if bars else line
+
+
+def count_lines() -> int:
+    if not os.path.isfile(_INPUT_FILE.value):
+        raise FileNotFoundError(f"There is no file {_INPUT_FILE.value} (--input_file).")
+    if not (count := sum(1 for _ in read_lines(_INPUT_FILE.value))):
+        raise ValueError(f"--input_file={_INPUT_FILE.value} is empty. It should have a text a line.")
+    return count
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, unit: str):
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc="Encoding", unit=f" {unit}") as bar:
+        yield bar.update
+
+
+def write_features(encoder, num_lines: int) -> None:
+    from tasks.vector_files import write_token_vectors, write_vectors
+
+    with progress_bar(num_lines, "lines") as progress:
+        options = {"batch_size": _BATCH_SIZE.value, "progress": progress}
+        if pooling() == "none":
+            vectors = encoder.token_vectors(texts(), layers(), **options)
+            write_token_vectors(_OUTPUT_FILE.value, _FORMAT.value, vectors, layers())
+        else:
+            vectors = encoder.vectors(texts(), pooling(), layers(), _NORMALIZE.value, **options)
+            write_vectors(_OUTPUT_FILE.value, _FORMAT.value, vectors)
+    logging.info("Wrote the vectors of %d lines to %s.", num_lines, _OUTPUT_FILE.value)
+
+
+def search(encoder, num_lines: int) -> None:
+    queries = [pair_or_text(query.strip()) for query in _QUERY.value]
+    with progress_bar(num_lines, "lines") as progress:
+        found = encoder.nearest(
+            queries, texts(), _TOP_K.value, pooling(), layers(), batch_size=_BATCH_SIZE.value, progress=progress
+        )
+    for query, matches in zip(_QUERY.value, found, strict=True):
+        print(query)
+        for number, cosine, text in matches:
+            print(f"   {cosine:.4f}  line {number + 1}: {text if isinstance(text, str) else ' ||| '.join(text)}")
+
+
+def score(encoder, examples) -> None:
+    from tasks.vectors import correlations
+
+    pairs = [(example.text_a, example.text_b) for example in examples]
+    with progress_bar(2 * len(pairs), "texts") as progress:
+        cosines = encoder.similarities(pairs, pooling(), layers(), batch_size=_BATCH_SIZE.value, progress=progress)
+    for name, value in correlations(cosines, [example.label for example in examples]).items():
+        print(f"{name} = {value:.4f}")
+    print(f"pairs = {len(pairs)}")
+
+
+def main() -> None:
+    validate_flags()
+    if _USE_TPU.value:
+        logging.info("--use_tpu: vectors are computed on the devices of this machine all the same.")
+    # Read first: what is wrong with a file is told before the model is loaded.
+    examples = read_split(GLUE_TASKS["sts-b"], Path(_STS_FILE.value), has_labels=True) if _STS_FILE.value else []
+    num_lines = count_lines() if _INPUT_FILE.value else 0
+
+    from tasks.vectors import TextEncoder  # late, so that --help does not wait for TensorFlow
+    from training.memory import keep_freed_memory
+
+    keep_freed_memory()
+    encoder = TextEncoder.load(
+        _INIT_CHECKPOINT.value,
+        _VOCAB_FILE.value,
+        _BERT_CONFIG_FILE.value,
+        _DO_LOWER_CASE.value,
+        _MAX_SEQ_LENGTH.value,
+    )
+    if examples:
+        score(encoder, examples)
+    elif _QUERY.value:
+        search(encoder, num_lines)
+    else:
+        write_features(encoder, num_lines)
+
+
+if __name__ == "__main__":
+    command_line.run(main)
