@@ -1,5 +1,6 @@
 """What all fine-tuning scripts share: their flags, and the way from records to a trained model and to its answers."""
 
+import atexit
 import dataclasses
 import functools
 import logging
@@ -18,14 +19,14 @@ from data.batch_plans import BatchSize, TrainingPlan, evaluation_plan
 from data.example_records import SEQUENCES, ExampleRecords, numbered_batches
 from data.tokenization import vocab_text
 from data.vocabulary_checks import check_casing
-from modeling.checkpoint import load_checkpoint
+from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.models import TaskModel
 from tasks.pretrained import Pretrained
 from tasks.settings import SETTINGS_FILE, TaskSettings
 from training.evaluation import load_latest
 from training.loop import Trained, check_batch_size, train
 from training.prediction import Predictions
-from training.state import RunRecord
+from training.state import locked
 from training.step import Task
 from training.strategy import is_chief, is_tpu
 
@@ -97,8 +98,7 @@ def find_pretrained(max_seq_length: int, needs_weights: bool = True) -> Pretrain
 
     Where weights are not needed, --vocab_file and --bert_config_file are enough.
     """
-    has_run = RunRecord(OUTPUT_DIR.value).load() is not None
-    path = OUTPUT_DIR.value if has_run and not DO_TRAIN.value else _INIT_CHECKPOINT.value
+    path = _INIT_CHECKPOINT.value if DO_TRAIN.value else trained_dir() or _INIT_CHECKPOINT.value
     if not needs_weights and _VOCAB_FILE.value and _BERT_CONFIG_FILE.value:
         path = None
     found = Pretrained.find(path, _BERT_CONFIG_FILE.value, _VOCAB_FILE.value, _DO_LOWER_CASE.value)
@@ -109,12 +109,45 @@ def find_pretrained(max_seq_length: int, needs_weights: bool = True) -> Pretrain
             f"--max_seq_length={max_seq_length} is longer than what the model has learned: its "
             f"max_position_embeddings is {found.config.max_position_embeddings}."
         )
+    if _FREEZE_LAYERS.value > found.config.num_hidden_layers:
+        raise ValueError(f"--freeze_layers={_FREEZE_LAYERS.value}: the model has {found.config.num_hidden_layers}.")
     return found
+
+
+def trained_dir() -> str | None:
+    """Where there is a model that was trained for a task: --output_dir, or --init_checkpoint; None if neither."""
+    for directory in (OUTPUT_DIR.value, _INIT_CHECKPOINT.value):
+        if directory and has_settings(directory):
+            return directory
+    return None
+
+
+def has_settings(directory: str) -> bool:
+    return (Path(directory) / SETTINGS_FILE).is_file()
+
+
+def check_before_encoding(strategy: tf.distribute.Strategy, *batch_size_flags) -> None:
+    """What can be known to be wrong before minutes are spent on the data."""
+    if DO_TRAIN.value:
+        if not _TRAIN_BATCH_TOKENS.value:
+            check_batch_size(strategy, _TRAIN_BATCH_SIZE.value, training_flags.parts(), _TRAIN_BATCH_SIZE.name)
+        if is_chief(strategy):
+            with locked(OUTPUT_DIR.value):
+                pass  # somebody else is training there, or nobody
+    for flag in batch_size_flags:
+        check_batch_size(strategy, flag.value, parts=1, flag=flag.name)
 
 
 def record_path(strategy: tf.distribute.Strategy, name: str) -> Path:
     """Where records go: into --output_dir; for all workers but the first, who would write the same, out of the way."""
-    return Path(OUTPUT_DIR.value if is_chief(strategy) else tempfile.mkdtemp()) / name
+    return Path(OUTPUT_DIR.value if is_chief(strategy) else _directory_aside()) / name
+
+
+@functools.cache
+def _directory_aside() -> str:
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    return directory.name
 
 
 class FineTuning:
@@ -183,10 +216,10 @@ class FineTuning:
         logging.info("***** Training: %d sequences, %d steps *****", len(records), num_steps)
         rows = None if _TRAIN_BATCH_TOKENS.value else _TRAIN_BATCH_SIZE.value
         own = {flag.name: flag.value for flag in _DECIDING} | {
-            "num_train_steps": num_steps,
-            "data": records.sha256,
+            _BATCHING.name: self._batching,  # what auto came to
+            "number of steps": num_steps,
+            "training data (SHA-256)": records.sha256,
             "bert_config_file": found.config.to_dict(),
-            "task": dataclasses.asdict(settings),
         }
         return train(
             self._strategy,
@@ -195,14 +228,9 @@ class FineTuning:
             optimizer,
             lambda first, worker, workers: self._batches(records, plan, rows, first, worker, workers),
             training_flags.loop_options(
-                self._strategy,
-                output_dir,
-                num_steps,
-                _TRAIN_BATCH_SIZE.value,
-                self._mean_length(records),
-                seed,
+                self._strategy, output_dir, num_steps, plan.mean_rows, float(np.mean(records.lengths)), seed
             ),
-            training_flags.deciding(seed) | own | dict(deciding or {}),
+            training_flags.deciding(seed) | own | settings.deciding() | dict(deciding or {}),
             {
                 "bert_config.json": found.config.to_json_string(),
                 "vocab.txt": vocab_text(found.vocab),
@@ -255,21 +283,35 @@ class FineTuning:
             sequences=self._sequences,
         )
 
-    def _mean_length(self, records: ExampleRecords) -> float:
-        """Pieces of a sequence, for tokens per second: padding is no work that anybody wants done."""
-        return float(np.mean(records.lengths))
-
 
 def initialize(model: keras.Model, found: Pretrained) -> None:
     """Sets the first weights of a run."""
     if found.checkpoint is None:
         logging.info("There is no --init_checkpoint: training starts from random weights.")
     else:
-        logging.info("%s", load_checkpoint(model, found.checkpoint))
+        logging.info("%s", load_checkpoint(model, _without_other_heads(model, found.checkpoint)))
+
+
+def _without_other_heads(model: keras.Model, checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint without a head for other labels, which training replaces anyway."""
+    shapes = {variable.path: tuple(variable.shape) for variable in model.weights}
+    others = [
+        name
+        for name, value in checkpoint.variables.items()
+        if not name.startswith("bert/") and shapes.get(name, value.shape) != value.shape
+    ]
+    if others:
+        logging.info("%s has another head, which is not taken over: %s.", checkpoint.source, ", ".join(others))
+    kept = {name: value for name, value in checkpoint.variables.items() if name not in others}
+    return dataclasses.replace(checkpoint, variables=kept)
 
 
 def load_trained(model: keras.Model, output_dir: str, found: Pretrained) -> int:
-    """Sets the weights of the run in `output_dir`, else of --init_checkpoint, whose head has to be there, too."""
+    """Sets the weights of the run in `output_dir`, else of --init_checkpoint, whose head has to be there, too.
+
+    Returns:
+        The step they are of; 0 where nobody knows.
+    """
     step = load_latest(model, output_dir)
     if step is not None:
         return step

@@ -32,6 +32,7 @@ from tasks.pretrained import Pretrained
 from tasks.sentence_classifier import SentenceClassifier
 from tasks.sentence_data import EncodedSet, parser
 from tasks.sentences import SentenceSettings, SentenceTask
+from tasks.settings import SETTINGS_FILE
 from training.evaluation import write_results
 from training.strategy import is_chief
 from training.trials import keep_best, trial_dir
@@ -122,6 +123,10 @@ def validate_flags() -> None:
         raise ValueError("--multi_label and --regression contradict each other.")
     if _CLASS_WEIGHTS.value == "auto" and (_MULTI_LABEL.value or _REGRESSION.value):
         raise ValueError("--class_weights=auto is for one label a text, not for --multi_label or --regression.")
+    if _TFDS_NAME.value and _MULTI_LABEL.value:
+        raise ValueError("--multi_label is for tables; sets of tensorflow-datasets have one label a text here.")
+    if _GLUE_SUBMISSION.value and (_TFDS_NAME.value or task_name(_TASK_NAME.value) not in (*GLUE_TASKS, "ax")):
+        raise ValueError("--glue_submission is for the sets of GLUE.")
     if _NUM_TRIALS.value > 1 and not (DO_TRAIN.value and _DO_EVAL.value):
         raise ValueError("--num_trials needs --do_train, and --do_eval to tell which is best.")
     if len(_TFDS_SPLITS.value) != 3:
@@ -169,14 +174,16 @@ def main() -> None:
     if _PREDICT_FILE.value == "-":
         return label_standard_input()
     sets = open_sets()
-    train_examples = sample(sets.train(), _MAX_TRAIN_EXAMPLES.value) if DO_TRAIN.value else []
+    train_examples = sets.train() if DO_TRAIN.value else []
     settings, found = find_model(sets, train_examples)
+    train_examples = sample(train_examples, _MAX_TRAIN_EXAMPLES.value)
     evaluation = list(sets.evaluation()) if _DO_EVAL.value or training_flags.evaluates_while_training() else []
     prediction = list(sets.prediction()) if DO_PREDICT.value else []
 
     strategy = training_flags.start()
-    data = encode(strategy, settings, found, train_examples, evaluation, prediction)
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
+    fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
+    data = encode(strategy, settings, found, train_examples, evaluation, prediction)
     seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
     results = [
         run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
@@ -188,11 +195,16 @@ def main() -> None:
 
 def find_model(sets: SentenceSets, train_examples: list[Example]) -> tuple[SentenceSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
-    if not DO_TRAIN.value:
-        settings = SentenceSettings.load(OUTPUT_DIR.value)
+    if not DO_TRAIN.value and (directory := fine_tuning.trained_dir()):
+        settings = SentenceSettings.load(directory)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     labels = sets.labels
+    if labels is None and not train_examples:
+        raise ValueError(
+            f"Nothing tells the labels: there is no {SETTINGS_FILE} in --output_dir or --init_checkpoint, and no "
+            "--do_train."
+        )
     if labels is None:
         labels = sentences.find_labels(train_examples, sets.kind, "the training data")
     settings = SentenceSettings(
@@ -256,10 +268,10 @@ def run_trial(
     else:
         step = fine_tuning.load_trained(model, output_dir, found)
     results = []
-    for (named, encoded), logits_of in zip(data.evaluation, ask, strict=True):
+    for (named, encoded), logits_of in zip(data.evaluation, ask, strict=True) if _DO_EVAL.value else ():
         logits = logits_of(f"Evaluating{named.suffix}")
         results.append(encoded.figures(logits))
-        if is_chief(strategy) and _DO_EVAL.value:
+        if is_chief(strategy):
             write_results(
                 output_dir, step, results[-1] | {"loss": results[-1]["eval_loss"]}, f"eval_results{named.suffix}"
             )
@@ -293,8 +305,6 @@ def train(tuning, settings: SentenceSettings, found: Pretrained, train_set: Enco
 def write_answers(output_dir: str, settings: SentenceSettings, named: NamedExamples, probabilities) -> None:
     sentence_results.write_predictions(output_dir, settings, named.examples, probabilities, named.suffix)
     if _GLUE_SUBMISSION.value:
-        if named.test_set is None:
-            raise ValueError("--glue_submission is for the sets of GLUE.")
         path = Path(output_dir) / f"{named.test_set.submission}.tsv"
         sentence_results.write_submission(path, settings, named, probabilities)
 

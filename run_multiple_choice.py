@@ -118,7 +118,7 @@ def main() -> None:
 def find_model(train_choices: list[Choice]) -> tuple[ChoiceSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
     if not DO_TRAIN.value:
-        settings = ChoiceSettings.load(OUTPUT_DIR.value)
+        settings = ChoiceSettings.load(fine_tuning.trained_dir() or OUTPUT_DIR.value)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     return ChoiceSettings(len(train_choices[0].endings), found.do_lower_case, _MAX_SEQ_LENGTH.value), found

@@ -89,6 +89,8 @@ def validate_flags() -> None:
             raise ValueError(f"--{flag.name} needs --{file.name}.")
     if training_flags.evaluates_while_training() and not _EVAL_FILE.value:
         raise ValueError("--eval_every_steps needs --eval_file.")
+    if _DOCUMENT_CONTEXT.value and _FORMAT.value not in ("auto", "conll"):
+        raise ValueError("--document_context is for CoNLL columns: in other formats every text stands for itself.")
     if not all(layer.lstrip("-").isdigit() for layer in _FEATURE_LAYERS.value):
         raise ValueError(f"--feature_layers={','.join(_FEATURE_LAYERS.value)} should be numbers like -4,-3,-2,-1.")
     if _NUM_TRIALS.value > 1 and not (DO_TRAIN.value and _DO_EVAL.value):
@@ -111,16 +113,22 @@ def main() -> None:
     if DO_PREDICT.value:
         texts["predict"] = read(_PREDICT_FILE.value, _PREDICT_HAS_TAGS.value)
     settings, found = find_model(texts.get("train"))
-    for name in texts:
-        check_types(texts[name], settings)
+    for name, of_name in texts.items():
+        check_types(of_name, settings)
+        if (unit := unit_of(of_name)) != settings.unit:
+            raise ValueError(
+                f"The {name} file has tags of {unit}s, but the model has learned tags of {settings.unit}s: use files "
+                "of one kind (CoNLL columns have words, the other formats characters)."
+            )
 
     strategy = training_flags.start()
+    first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
+    fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
     tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
     data = {
         name: EncodedTexts.write(fine_tuning.record_path(strategy, f"{name}.tf_record"), of_name, settings, tokenizer)
         for name, of_name in texts.items()
     }
-    first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
     results = [
         run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
@@ -133,18 +141,23 @@ def main() -> None:
 def find_model(train_texts: Sequence[TaggedText] | None) -> tuple[NerSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
     if train_texts is None:
-        settings = NerSettings.load(OUTPUT_DIR.value)
+        settings = NerSettings.load(fine_tuning.trained_dir() or OUTPUT_DIR.value)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     settings = NerSettings(
         tags=find_tags(train_texts),
-        unit="piece" if train_texts[0].words is None else "word",
+        unit=unit_of(train_texts),
         do_lower_case=found.do_lower_case,
         max_seq_length=_MAX_SEQ_LENGTH.value,
         document_context=_DOCUMENT_CONTEXT.value,
         feature_layers=tuple(map(int, _FEATURE_LAYERS.value)),
     )
     return settings, found
+
+
+def unit_of(texts: Sequence[TaggedText]) -> str:
+    """What has a tag: a word, or, where characters were tagged, a piece."""
+    return "piece" if texts[0].words is None else "word"
 
 
 def run_trial(

@@ -164,6 +164,7 @@ def make_evaluator(strategy, model, task, eval_input: PretrainingInput) -> Evalu
 
 
 def run_training(strategy, model, task, train_input: PretrainingInput, seed: int, config: BertConfig, evaluator):
+    check_batch_size(strategy, _TRAIN_BATCH_SIZE.value, training_flags.parts(), flag="train_batch_size")
     with strategy.scope():
         optimizer, loss_scale = training_flags.optimizer_for(model, _NUM_TRAIN_STEPS.value, _NUM_WARMUP_STEPS.value)
     settings = {"bert_config.json": config.to_json_string()}

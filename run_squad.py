@@ -54,8 +54,8 @@ _VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
 )
 
 # Answers.
-_N_BEST_SIZE = flags.DEFINE_integer("n_best_size", 20, "Answers in nbest_predictions.json.")
-_MAX_ANSWER_LENGTH = flags.DEFINE_integer("max_answer_length", 30, "The most pieces of an answer.")
+_N_BEST_SIZE = flags.DEFINE_integer("n_best_size", 20, "Answers in nbest_predictions.json.", lower_bound=1)
+_MAX_ANSWER_LENGTH = flags.DEFINE_integer("max_answer_length", 30, "The most pieces of an answer.", lower_bound=1)
 _NULL_SCORE_DIFF_THRESHOLD = flags.DEFINE_string(
     "null_score_diff_threshold",
     "0.0",
@@ -91,10 +91,20 @@ def validate_flags() -> None:
             raise ValueError(
                 f"--null_score_diff_threshold={_NULL_SCORE_DIFF_THRESHOLD.value} should be a number, or auto."
             ) from None
-    elif not _VERSION_2_WITH_NEGATIVE.value:
+    if _RAW_RESULTS_OUT.value and not Path(_RAW_RESULTS_OUT.value).parent.is_dir():
+        raise ValueError(f"--raw_results_out={_RAW_RESULTS_OUT.value}: there is no such directory.")
+
+
+def check_answers(settings: SquadSettings, gold: dict[str, list[str]]) -> None:
+    """Refuses what needs answers to score by, where there are none, or questions without an answer."""
+    training_flags.check_best_metric(("f1", "exact" if settings.version_2_with_negative else "exact_match"))
+    if _NULL_SCORE_DIFF_THRESHOLD.value == "auto" and not settings.version_2_with_negative:
         raise ValueError("--null_score_diff_threshold=auto needs --version_2_with_negative.")
-    f1 = ("f1", "exact") if _VERSION_2_WITH_NEGATIVE.value else ("f1", "exact_match")
-    training_flags.check_best_metric(f1)
+    if not gold and (_NULL_SCORE_DIFF_THRESHOLD.value == "auto" or training_flags.evaluates_while_training()):
+        raise ValueError(
+            f"--null_score_diff_threshold=auto and --eval_every_steps need answers to score by, but "
+            f"{_PREDICT_FILE.value} has none."
+        )
 
 
 def main() -> None:
@@ -107,16 +117,24 @@ def main() -> None:
     if DO_PREDICT.value or training_flags.evaluates_while_training():
         questions = read_questions(_PREDICT_FILE.value, False, settings.version_2_with_negative)
         gold = gold_answers(questions)
+    check_answers(settings, gold)
     if _RAW_RESULTS_IN.value:
         asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, OUTPUT_DIR.value, questions)
         raw = average([load_raw(path) for path in _RAW_RESULTS_IN.value])
-        return tell(found_answers(questions, asked, raw, settings, tokenizer), gold, 0)
+        if len(raw.unique_ids) != len(asked.table):
+            raise ValueError(
+                f"--raw_results_in has logits of {len(raw.unique_ids)} windows, but {_PREDICT_FILE.value} makes "
+                f"{len(asked.table)}: use the file and the --max_seq_length, --doc_stride and --max_query_length that "
+                "they were made with."
+            )
+        return tell(found_answers(questions, asked, raw, settings, tokenizer), gold, settings, None)
 
     strategy = training_flags.start()
+    seed = training_flags.seed(OUTPUT_DIR.value, strategy)
+    fine_tuning.check_before_encoding(strategy, PREDICT_BATCH_SIZE)
     directory = fine_tuning.record_path(strategy, "")
     train_set = encode("train", _TRAIN_FILE.value, settings, tokenizer, directory) if DO_TRAIN.value else None
     asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, directory, questions) if questions else None
-    seed = training_flags.seed(OUTPUT_DIR.value, strategy)
     with strategy.scope():
         model = SpanModel(found.config, **training_flags.model_options(seed))
     ask = None
@@ -131,11 +149,11 @@ def main() -> None:
     else:
         step = fine_tuning.load_trained(model, OUTPUT_DIR.value, found)
     if DO_PREDICT.value:
-        raw = raw_results(ask("Predicting"))
+        raw = raw_results(ask("Predicting") if len(asked.records) else np.zeros([0, settings.max_seq_length, 2]))
         if is_chief(strategy):
             if _RAW_RESULTS_OUT.value:
                 save_raw(_RAW_RESULTS_OUT.value, raw)
-            tell(found_answers(questions, asked, raw, settings, tokenizer), gold, step)
+            tell(found_answers(questions, asked, raw, settings, tokenizer), gold, settings, step)
 
 
 def find_model() -> tuple[SquadSettings, Pretrained]:
@@ -147,12 +165,17 @@ def find_model() -> tuple[SquadSettings, Pretrained]:
     }
     if _NULL_SCORE_DIFF_THRESHOLD.value != "auto" and flags.FLAGS[_NULL_SCORE_DIFF_THRESHOLD.name].present:
         told["null_score_diff_threshold"] = float(_NULL_SCORE_DIFF_THRESHOLD.value)
-    before = SquadSettings(do_lower_case=True)
-    if not DO_TRAIN.value and (Path(OUTPUT_DIR.value) / SETTINGS_FILE).is_file():
-        before = SquadSettings.load(OUTPUT_DIR.value)
-    settings = dataclasses.replace(before, **told)
+    before = None
+    if not DO_TRAIN.value and (directory := fine_tuning.trained_dir()):
+        before = SquadSettings.load(directory)
+    elif DO_TRAIN.value and "null_score_diff_threshold" not in told and fine_tuning.has_settings(OUTPUT_DIR.value):
+        kept = SquadSettings.load(OUTPUT_DIR.value).null_score_diff_threshold  # a run that goes on, tuned before
+        told["null_score_diff_threshold"] = kept
+    settings = dataclasses.replace(before or SquadSettings(do_lower_case=True), **told)
     found = fine_tuning.find_pretrained(settings.max_seq_length, needs_weights=not _RAW_RESULTS_IN.value)
-    return dataclasses.replace(settings, do_lower_case=found.do_lower_case), found
+    if before is None:
+        settings = dataclasses.replace(settings, do_lower_case=found.do_lower_case)
+    return settings, found
 
 
 def encode(
@@ -217,8 +240,6 @@ def found_answers(questions, asked: WindowRecords, raw: RawResults, settings, to
 
 def evaluation(questions, asked, ask, gold, settings, tokenizer) -> Callable[[], dict[str, float]]:
     """A function that scores the model as it is; tells of `f1` and `exact` or `exact_match`."""
-    if not gold:
-        raise ValueError(f"--eval_every_steps needs answers to score by, but {_PREDICT_FILE.value} has none.")
 
     def evaluate() -> dict[str, float]:
         found = found_answers(questions, asked, raw_results(ask()), settings, tokenizer)
@@ -228,20 +249,21 @@ def evaluation(questions, asked, ask, gold, settings, tokenizer) -> Callable[[],
     return evaluate
 
 
-def tell(found: FoundAnswers, gold: dict[str, list[str]], step: int) -> None:
-    """Writes answers and, where the right ones are known, scores."""
+def tell(found: FoundAnswers, gold: dict[str, list[str]], settings: SquadSettings, step: int | None) -> None:
+    """Writes answers and, where the right ones are known, scores; `step` is None for logits from elsewhere."""
     if _NULL_SCORE_DIFF_THRESHOLD.value == "auto":
-        if not gold:
-            raise ValueError("--null_score_diff_threshold=auto needs a --predict_file with answers to tune on.")
         threshold = best_threshold(gold, found.best_texts, found.null_odds)
         found = at_threshold(found, threshold)
         keep_threshold(threshold)
     Path(OUTPUT_DIR.value).mkdir(parents=True, exist_ok=True)
     write_answers(OUTPUT_DIR.value, found)
     if gold:
-        odds = found.null_odds if _VERSION_2_WITH_NEGATIVE.value else None
-        result = scores(gold, found.predictions, odds, _VERSION_2_WITH_NEGATIVE.value)
-        write_results(OUTPUT_DIR.value, step, {name: float(value) for name, value in result.items()})
+        result = scores(gold, found.predictions, None, settings.version_2_with_negative)
+        if settings.version_2_with_negative:
+            # The best thresholds choose among the best answers there are, not among those that a threshold left over.
+            of_all = scores(gold, found.best_texts, found.null_odds, True)
+            result |= {name: value for name, value in of_all.items() if name.startswith("best_")}
+        write_results(OUTPUT_DIR.value, step or 0, {name: float(value) for name, value in result.items()})
 
 
 def keep_threshold(threshold: float) -> None:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from training.loop import LoopOptions, check_batch_size
+from training.loop import LoopOptions
 from training.loss_scale import DynamicLossScale
 from training.memory import keep_freed_memory
 from training.optimizer import OPTIMIZERS, WarmupLinearDecay
@@ -215,6 +215,11 @@ def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: in
     return optimizer, DynamicLossScale() if is_float16 else None
 
 
+def parts() -> int:
+    """In how many parts a replica goes through its share of a batch."""
+    return _GRADIENT_ACCUMULATION_STEPS.value
+
+
 def shares(strategy: tf.distribute.Strategy) -> int:
     """In how many parts a batch is shared: among replicas, each of which goes through its part in parts."""
     return strategy.num_replicas_in_sync * _GRADIENT_ACCUMULATION_STEPS.value
@@ -224,12 +229,11 @@ def loop_options(
     strategy: tf.distribute.Strategy,
     output_dir: str,
     num_train_steps: int,
-    batch_size: int,
+    batch_size: float,
     seq_length: float,
     seed: int,
 ) -> LoopOptions:
-    parts = _GRADIENT_ACCUMULATION_STEPS.value
-    check_batch_size(strategy, batch_size, parts, flag="train_batch_size")
+    """See `LoopOptions`; sizes are means, where batches differ, and count for speeds alone."""
     stays_on_device = is_tpu(strategy) or flags.FLAGS["iterations_per_loop"].present
     return LoopOptions(
         output_dir=output_dir,
@@ -237,7 +241,7 @@ def loop_options(
         batch_size=batch_size,
         seq_length=seq_length,
         seed=seed,
-        parts=parts,
+        parts=parts(),
         jit_compile=jit_compile(strategy),
         steps_per_call=_ITERATIONS_PER_LOOP.value if stays_on_device else 1,
         save_every_steps=_SAVE_CHECKPOINTS_STEPS.value,

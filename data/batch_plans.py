@@ -6,7 +6,6 @@ on with the very batch it would have met. Records are numbers here; -1 is a row 
 
 import dataclasses
 import functools
-import math
 
 import numpy as np
 
@@ -49,7 +48,8 @@ class TrainingPlan:
     """Batches of several epochs, as a sequence.
 
     Records come in a random order, another in each epoch, one epoch behind the other. As in the original, a batch may
-    reach from one epoch into the next.
+    reach from one epoch into the next. Batches by length are put together within an epoch, some at a time, so that no
+    record is twice in one.
 
     Args:
         lengths: [number of records], pieces of each.
@@ -69,14 +69,13 @@ class TrainingPlan:
         # Of each the one that ends and the one that begins, and some more for batches that are prepared in parallel.
         self._pool = functools.lru_cache(maxsize=4)(self._make_pool)
         self._order = functools.lru_cache(maxsize=4)(self._make_order)
-        self._pool_size = size.rows * _BATCHES_PER_POOL
-        self._num_records = num_steps * size.rows
-        num_pools = math.ceil(self._num_records / self._pool_size)
+        self._pools = _pools(len(lengths), size.rows, num_steps)
         if size.tokens is None:
-            counts = [min(_BATCHES_PER_POOL, num_steps - first) for first in range(0, num_steps, _BATCHES_PER_POOL)]
+            counts = [end - first for first, end in self._pools]
         else:
-            counts = [len(self._cut(np.sort(lengths[self._records_of_pool(pool)]))) for pool in range(num_pools)]
+            counts = [len(_cut(np.sort(lengths[self._records(*pool)]), size)) for pool in self._pools]
         self._first_steps = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.mean_rows = num_steps * size.rows / max(len(self), 1)  # of a batch
 
     def __len__(self) -> int:
         return int(self._first_steps[-1])
@@ -88,18 +87,17 @@ class TrainingPlan:
         return self._pool(pool)[step - int(self._first_steps[pool])]
 
     def _make_pool(self, pool: int) -> list[np.ndarray]:
-        records = self._records_of_pool(pool)
+        records = self._records(*self._pools[pool])
         if not self._by_length:
             return np.split(records, len(records) // self._size.rows)
         records = records[np.argsort(self._lengths[records], kind="stable")]  # equal lengths stay in random order
-        batches = self._cut(self._lengths[records])
+        batches = _cut(self._lengths[records], self._size)
         order = np.random.default_rng([self._seed, 1, pool]).permutation(len(batches))
         return [_filled(records[batches[i]], self._size.multiple) for i in order]
 
-    def _records_of_pool(self, pool: int) -> np.ndarray:
-        """The part of the endless stream of records that is a pool."""
-        start, end = pool * self._pool_size, min((pool + 1) * self._pool_size, self._num_records)
-        count = len(self._lengths)
+    def _records(self, first: int, end: int) -> np.ndarray:
+        """What batches of `rows` hold, from one to another: a part of the endless stream of records."""
+        start, end, count = first * self._size.rows, end * self._size.rows, len(self._lengths)
         epochs = range(start // count, (end - 1) // count + 1)
         stream = np.concatenate([self._order(epoch) for epoch in epochs])
         return stream[start - epochs[0] * count : end - epochs[0] * count]
@@ -107,8 +105,17 @@ class TrainingPlan:
     def _make_order(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self._seed, 0, epoch]).permutation(len(self._lengths))
 
-    def _cut(self, lengths: np.ndarray) -> list[slice]:
-        return _cut(lengths, self._size)
+
+def _pools(num_records: int, rows: int, num_steps: int) -> list[tuple[int, int]]:
+    """Which batches are put together: (first, end). None reaches over the end of an epoch, but a single one."""
+    pools, first = [], 0
+    while first < num_steps:
+        epoch = first * rows // num_records
+        whole = (epoch + 1) * num_records // rows  # batches up to here end with the epoch, or before
+        end = min(max(whole, first + 1), first + _BATCHES_PER_POOL, num_steps)
+        pools.append((first, end))
+        first = end
+    return pools
 
 
 def evaluation_plan(lengths: np.ndarray, size: BatchSize, by_length: bool) -> list[np.ndarray]:

@@ -5,7 +5,10 @@ disk. Axes in comments: B batch, T sequence length, L labels.
 """
 
 import dataclasses
+import functools
 import hashlib
+import io
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -29,6 +32,10 @@ class ExampleRecords:
     lengths: np.ndarray  # int32 [number of records], pieces that are not padding
     sha256: str  # of all records, one behind the other
 
+    def __post_init__(self):
+        if len(self):
+            _ = self._num_bytes  # opens the file now, while it is known to be the right one
+
     @classmethod
     def write(cls, path: str | Path, examples: Iterable[tuple[bytes, int]]) -> "ExampleRecords":
         """Writes serialized examples, each given with the length of its sequence."""
@@ -44,16 +51,26 @@ class ExampleRecords:
         return len(self.offsets)
 
     def read(self, numbers: Sequence[int]) -> list[bytes]:
-        """The records of these numbers."""
-        with open(self.path, "rb", buffering=0) as file:
-            return [self._read_one(file, int(number)) for number in numbers]
+        """The records of these numbers; from any thread."""
+        return [self._read_one(int(number)) for number in numbers]
 
-    def _read_one(self, file, number: int) -> bytes:
-        file.seek(int(self.offsets[number]))
-        record = next(read_records(file, self.path, first=number))
+    def _read_one(self, number: int) -> bytes:
+        start = int(self.offsets[number])
+        end = int(self.offsets[number + 1]) if number + 1 < len(self) else self._num_bytes
+        data = os.pread(self._file.fileno(), end - start, start)
+        record = next(read_records(io.BytesIO(data), self.path, first=number))
         if record.data is None:
             raise RecordError(f"{self.path}: record {number} is damaged. Run the same command again to write it anew.")
         return record.data
+
+    @functools.cached_property
+    def _file(self):
+        """Open as long as the records are in use: who writes others in their place does not touch these."""
+        return open(self.path, "rb", buffering=0)
+
+    @functools.cached_property
+    def _num_bytes(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
 
 def numbered_batches(

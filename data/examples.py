@@ -96,6 +96,8 @@ def read_examples(
     Raises:
         BadRow: an empty text, a label that is missing or none, a row that is short; with file and line.
     """
+    if read_label is None:
+        columns = dataclasses.replace(columns, label=None)  # then it has no say in whether there is a header
     return _collect(
         read_table(path, columns.header, quotes),
         lambda row, number: _example(row, number, columns, read_label),
@@ -121,6 +123,11 @@ def _collect(rows: Iterable[Row], make: Callable[[Row, int], Example], file: str
 
 
 def _example(row: Row, number: int, columns: Columns, read_label) -> Example:
+    if row.surplus and columns.header is None:
+        raise BadRow(
+            f"{row.place}: the row has {row.surplus} fields more than the header has columns. Quote fields that hold "
+            "the sign that parts them, or leave such rows out with --skip_bad_rows."
+        )
     text_a = _text(row, columns.text)
     text_b = None if columns.text_pair is None else _text(row, columns.text_pair)
     label = None

@@ -72,6 +72,8 @@ def read_tagged(
         texts = list(_read_spans(path, has_tags=tag_column is not None))
     elif file_format == "klue":
         texts = list(_read_characters(path, scheme))
+        if tag_column is None:
+            texts = [dataclasses.replace(text, entities=None) for text in texts]
     else:
         texts = list(_read_columns(path, scheme, word_column, tag_column))
     if not texts:
@@ -154,7 +156,7 @@ def _atom(path: Path, line: str, number: int, word_column: int, tag_column: int 
     if not word.strip() or (tag is not None and (len(columns) < 2 or not _is_tag(tag))):
         raise ValueError(
             f"{path}, line {number}: {line!r} should be a word and its tag, like O or B-person, parted by a tab or a "
-            "space."
+            "space. A file to predict may be without tags: then set --predict_has_tags=false."
         )
     return _TaggedAtom(word, tag, number)
 
@@ -165,16 +167,16 @@ def _is_tag(tag: str) -> bool:
 
 def _scheme_of(tags_of: Iterable[Sequence[str | None]]) -> str:
     """What tags look like: BIOES has ends of its own; in IOB1 an entity may start with I."""
-    is_iob1 = False
+    starts = {"B": 0, "I": 0}  # entities that do not follow one of their own type
     for tags in tags_of:
         before = _OUTSIDE
         for tag in tags:
             if tag and tag[0] in "ESLU":
                 return "bioes"
-            # In IOB2 nothing but an entity of its own type stands before I.
-            is_iob1 |= bool(tag and tag[0] == "I" and before[2:] != tag[2:])
+            if tag and tag != _OUTSIDE and before[2:] != tag[2:]:
+                starts[tag[0]] += 1
             before = tag or _OUTSIDE
-    return "iob1" if is_iob1 else "iob2"
+    return "iob1" if starts["I"] and not starts["B"] else "iob2"
 
 
 def _entities(atoms: Sequence[_TaggedAtom], scheme: str, path: Path) -> Iterator[Entity]:
@@ -257,6 +259,8 @@ def _read_spans(path: Path, has_tags: bool) -> Iterator[TaggedText]:
         if has_tags:
             if "entities" not in row.values:
                 raise ValueError(f'{row.place}: there is no key "entities"; an empty list says that there are none.')
+            if not isinstance(row.values["entities"], list):
+                raise ValueError(f'{row.place}: "entities" should be a list, and is {row.values["entities"]!r}.')
             entities = tuple(sorted(_span(span, text, row.place) for span in row.values["entities"]))
             for one, other in zip(entities, entities[1:], strict=False):
                 if other.start < one.end:

@@ -47,14 +47,15 @@ def split_units(text: TaggedText, tokenizer: FullTokenizer) -> UnitText:
 def unit_tags(units: UnitText, entities: Sequence[Entity]) -> list[str]:
     """The tag of each unit: of the first entity that it shares an atom with."""
     ends = [entity.end for entity in entities]
-    result = []
+    result, begun = [], -1  # the last entity that has begun
     for start, end in units.atoms:
         number = bisect.bisect_right(ends, start)
         if number == len(entities) or entities[number].start >= end:
             result.append("O")
         else:
-            entity = entities[number]
-            result.append(f"{'B' if entity.start >= start else 'I'}-{entity.type}")
+            # One character may have become several pieces: only the first of them begins the entity.
+            result.append(f"{'I' if number == begun else 'B'}-{entities[number].type}")
+            begun = number
     return result
 
 
@@ -82,6 +83,9 @@ def windows(
     room = max_seq_length - 2
     if room < 1:
         raise ValueError(f"max_seq_length is {max_seq_length}: that leaves no room for text.")
+    missing = [token for token in ("[CLS]", "[SEP]") if token not in tokenizer.vocab]
+    if missing:
+        raise ValueError(f"The vocabulary has no {' and no '.join(missing)}: it is not one of BERT's.")
     first, last = tokenizer.vocab["[CLS]"], tokenizer.vocab["[SEP]"]
     for number, text in enumerate(texts):
         before, after = [], []

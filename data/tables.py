@@ -21,6 +21,7 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
     file: str
     line: int
+    surplus: int = 0  # fields beyond the last column that are not empty
 
     @property
     def place(self) -> str:
@@ -64,7 +65,7 @@ def _read_text(path: Path) -> str:
 def _columns(text: str, file: str, delimiter: str, header: Sequence[str] | None, quotes: bool) -> Iterator[Row]:
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     csv.field_size_limit(2**31 - 1)  # whole documents
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=quotes)
     try:
         first_line = 1
         for fields in reader:
@@ -74,13 +75,14 @@ def _columns(text: str, file: str, delimiter: str, header: Sequence[str] | None,
             if header is None:
                 header = _checked_header(fields, file)
                 continue
-            yield Row(dict(zip(header, fields, strict=False)), file, line)
+            surplus = sum(field != "" for field in fields[len(header) :])
+            yield Row(dict(zip(header, fields, strict=False)), file, line, surplus)
     except csv.Error as error:
         raise ValueError(f"{file}, line {reader.line_num}: {error}.") from None
 
 
 def _checked_header(names: Sequence[str], file: str) -> Sequence[str]:
-    for name in names:
+    for name in filter(None, names):  # spreadsheets leave columns without a name at the end
         if names.count(name) > 1:
             raise ValueError(f"{file}, line 1: two columns are called {name!r}.")
     return names

@@ -49,10 +49,11 @@ def figures(
         return result | {"eval_pearson": float(pearson), "eval_spearman": float(spearman)}
     if settings.kind == "multi_label":
         told = (probabilities > 0.5).astype(int)
+        _, _, by_label, _ = _scores_of_labels(settings, labels, told)
         return result | {
-            "eval_accuracy": float(sklearn.metrics.accuracy_score(labels, told)),
-            "eval_f1_micro": float(sklearn.metrics.f1_score(labels, told, average="micro", zero_division=0)),
-            "eval_f1_macro": float(sklearn.metrics.f1_score(labels, told, average="macro", zero_division=0)),
+            "eval_accuracy": float(np.mean(np.all(labels == told, axis=-1))),
+            "eval_f1_micro": float(sklearn.metrics.f1_score(labels.ravel(), told.ravel(), zero_division=0)),
+            "eval_f1_macro": float(np.mean(by_label)),
         }
     told = np.argmax(probabilities, axis=-1)
     result |= {
@@ -66,6 +67,19 @@ def figures(
     return result | {"eval_f1_macro": float(macro)}
 
 
+def _scores_of_labels(settings: SentenceSettings, labels: np.ndarray, told: np.ndarray):
+    """Precision, recall, F1 and number of each label: labels and what was told, int [N], or [N, L] of 0 and 1."""
+    if settings.kind == "single_label":
+        return sklearn.metrics.precision_recall_fscore_support(
+            labels, told, labels=range(len(settings.labels)), zero_division=0
+        )
+    columns = [  # one by one: a single column of 0 and 1 would be taken for two classes
+        sklearn.metrics.precision_recall_fscore_support(right, of_label, labels=[1], zero_division=0)
+        for right, of_label in zip(labels.T, told.T, strict=True)
+    ]
+    return tuple(np.concatenate(values) for values in zip(*columns, strict=True))
+
+
 def losses_of(settings: SentenceSettings, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """[records, L] and labels of the records -> [records]."""
     return sentence_losses(settings.kind, logits, labels).numpy()
@@ -77,9 +91,7 @@ def per_class(settings: SentenceSettings, probabilities: np.ndarray, labels: np.
         return {}
     is_single = settings.kind == "single_label"
     told = np.argmax(probabilities, axis=-1) if is_single else (probabilities > 0.5).astype(int)
-    scores = sklearn.metrics.precision_recall_fscore_support(
-        labels, told, labels=range(len(settings.labels)), zero_division=0
-    )
+    scores = _scores_of_labels(settings, labels, told)
     names = ("precision", "recall", "f1", "support")
     result: dict[str, Any] = {
         "labels": {

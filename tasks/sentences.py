@@ -4,6 +4,7 @@ Axes in comments: B batch, L labels, N records.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def find_labels(examples: Iterable[Example], kind: str, source: str) -> tuple[st
             f"All of {source} has the label {next(iter(found), None)!r}: there is nothing to tell apart. Is it the "
             "right column (--label_column), or is the file sorted and cut?"
         )
-    is_number = all(label.lstrip("-").isdigit() for label in found)
+    is_number = all(re.fullmatch("-?[0-9]+", label) for label in found)
     return tuple(sorted(found, key=(lambda label: (int(label), label)) if is_number else None))
 
 

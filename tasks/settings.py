@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 SETTINGS_FILE = "task.json"
 
@@ -16,6 +16,10 @@ class TaskSettings:
     def to_json(self) -> str:
         values = {"script": self.script} | dataclasses.asdict(self)
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+    def deciding(self) -> dict[str, Any]:
+        """What a run cannot change when it is continued, by the names of flags."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +32,11 @@ class SquadSettings(TaskSettings):
     null_score_diff_threshold: float = 0.0
 
     script = "run_squad.py"
+
+    def deciding(self) -> dict[str, Any]:
+        values = super().deciding()
+        del values["null_score_diff_threshold"]  # has a say in answers, not in what is learned
+        return values
 
     def encoder(self, tokenizer: FullTokenizer) -> WindowEncoder:
         return WindowEncoder(tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +98,7 @@ def load_raw(path: str | Path) -> RawResults:
             raw = RawResults(**{name: arrays[name] for name in RawResults._fields})
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file of logits {path}.") from None
-    except (KeyError, ValueError, OSError, EOFError, AttributeError) as error:
+    except (KeyError, ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} does not hold {', '.join(RawResults._fields)}: {error!r}.") from error
     check_raw(raw, str(path))
     return raw

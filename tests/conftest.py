@@ -3,8 +3,13 @@
 import random
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
+
+# A slow machine is no mistake.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 GOLDEN = Path(__file__).parent / "testdata" / "golden"
 SHARED = Path(__file__).parents[2] / "shared"

@@ -159,8 +159,8 @@ def test_trials_numbers_several_labels_windows_and_replicas(flags, tmp_path):
     common |= {"eval_file": common["train_file"], "do_eval": True}
     run(
         SCRIPT,
-        *spell(**common, regression=True, label_column="score", num_trials=2, num_train_epochs=3),
-        *spell(class_weights="none", long_text="windows", freeze_layers=1, layerwise_lr_decay=0.9),
+        *spell(**common, regression=True, label_column="score", num_trials=2, num_train_epochs=10),
+        *spell(long_text="windows", freeze_layers=1, layerwise_lr_decay=0.9, max_seq_length=8),
     )
     summary = json.loads((tmp_path / "out" / "trials.json").read_text())
     best = summary["trials"][summary["best_trial"]]
@@ -168,8 +168,7 @@ def test_trials_numbers_several_labels_windows_and_replicas(flags, tmp_path):
     assert [trial["seed"] for trial in summary["trials"]] == [1, 2]
     results = dict(line.split(" = ") for line in (tmp_path / "out" / "eval_results.txt").read_text().splitlines())
     assert float(results["eval_pearson"]) == pytest.approx(best["eval_pearson"])
-    first, last = (read_metrics(tmp_path / "out" / "trial-0", "train")[i]["loss"] for i in (0, -1))
-    assert last <= first
+    assert best["eval_pearson"] > 0.3
 
     several = [row | {"label": [row["label"]] + (["old"] if "old" in row["text"] else [])} for row in sentences(64)]
     common |= {"train_file": write_jsonl(tmp_path / "b.jsonl", several), "output_dir": tmp_path / "several"}

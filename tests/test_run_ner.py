@@ -83,6 +83,7 @@ def test_learns_evaluates_and_tags(flags, tmp_path):
         "eval_every_steps": 40,
         "keep_best_metric": "eval_f1",
         "batching": "bucketed",
+        "document_context": True,
     }
     said = run(SCRIPT, *spell(**flags, do_predict=True))
     assert "test_f1" in said
@@ -115,7 +116,7 @@ def test_learns_evaluates_and_tags(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_features_of_a_frozen_encoder_with_context_from_characters(flags, tmp_path):
+def test_features_of_a_frozen_encoder_from_characters(flags, tmp_path):
     rng = random.Random(3)
     rows = []
     for _ in range(60):
@@ -130,7 +131,7 @@ def test_features_of_a_frozen_encoder_with_context_from_characters(flags, tmp_pa
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(rows) + "\n")
     flags |= {"train_file": path, "eval_file": path, "num_train_epochs": 15, "num_trials": 2}
-    run(SCRIPT, *spell(**flags, feature_layers="-2,-1", document_context=True, gradient_accumulation_steps=2))
+    run(SCRIPT, *spell(**flags, feature_layers="-2,-1", gradient_accumulation_steps=2))
     summary = json.loads((tmp_path / "out" / "trials.json").read_text())
     assert summary["chosen_by"] == "eval_f1" and max(t["eval_f1"] for t in summary["trials"]) > 0.6
     assert json.loads((tmp_path / "out" / "task.json").read_text())["unit"] == "piece"

@@ -1,9 +1,10 @@
-"""The best weights of a run so far, by a figure of its evaluations, and whether to go on looking for better ones.
+"""What evaluations of a run have found, the best weights by one of their figures, and whether to look for better ones.
 
-What is known of earlier evaluations comes from metrics.jsonl, which a run that is continued cuts back to the step where
-it goes on. A state of the run is saved with each new best, so a continued run finds the weights it needs.
+A run that is continued knows of the evaluations up to the step it goes on from. A state of the run is saved with each
+new best, so that it finds the weights it needs.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +12,31 @@ import keras
 
 from modeling import google
 from modeling.checkpoint import save_checkpoint
-from training.reports import read_metrics
-from training.state import BEST_PREFIX
+from training.state import BEST_PREFIX, write_text
+
+
+class Evaluations:
+    """The figures of all evaluations within a run, by their step; on disk in `train_state/evaluations.json`.
+
+    Not in metrics.jsonl, where evaluations from outside of the run have their lines, too.
+
+    Args:
+        output_dir: the directory of the run.
+        last_step: where the run goes on; what was found after it will be found again.
+    """
+
+    def __init__(self, output_dir: str | Path, last_step: int):
+        self._path = Path(output_dir) / "train_state" / "evaluations.json"
+        found = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        self.by_step: dict[int, Mapping[str, float]] = {
+            int(step): figures for step, figures in found.items() if int(step) <= last_step
+        }
+
+    def add(self, step: int, figures: Mapping[str, float], write: bool) -> None:
+        """Takes note of an evaluation; only one of several workers writes."""
+        self.by_step[step] = dict(figures)
+        if write:
+            write_text(self._path, json.dumps(self.by_step) + "\n")
 
 
 class BestWeights:
@@ -21,43 +45,33 @@ class BestWeights:
     Args:
         output_dir: the directory of the run; weights are in `train_state/` in it.
         model: whose weights.
+        evaluations: what was found so far.
         metric: the figure that decides. Of a loss the lowest is best, of anything else the highest; of equal ones the
             first.
         patience: after so many evaluations without a new best the run is over; 0 for never.
     """
 
-    def __init__(self, output_dir: str | Path, model: keras.Model, metric: str, patience: int = 0):
-        self._output_dir = Path(output_dir)
-        self._directory = self._output_dir / "train_state"
+    def __init__(
+        self, output_dir: str | Path, model: keras.Model, evaluations: Evaluations, metric: str, patience: int = 0
+    ):
+        self._directory = Path(output_dir) / "train_state"
         self._model = model
+        self._evaluations = evaluations
         self._metric = metric
         self._patience = patience
-        self._history: list[tuple[int, float]] = []
-
-    def load_history(self, last_step: int) -> None:
-        """Reads what evaluations up to a step have found."""
-        if (self._output_dir / "metrics.jsonl").exists():
-            lines = read_metrics(self._output_dir, "eval")
-            self._history = [(line["step"], self._value(line)) for line in lines if line["step"] <= last_step]
-
-    def add(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Takes note of an evaluation; says whether it is the best so far."""
-        self._history.append((step, self._value(figures)))
-        return self.step == step
 
     @property
     def step(self) -> int | None:
         """The step of the best evaluation; None before the first."""
-        if not self._history:
-            return None
+        values = {step: self._value(figures) for step, figures in self._evaluations.by_step.items()}
         sign = -1.0 if self._metric.endswith("loss") else 1.0
-        return max(self._history, key=lambda entry: (sign * entry[1], -entry[0]))[0]
+        return max(values, key=lambda step: (sign * values[step], -step), default=None)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether patience has run out."""
-        since = [step for step, _ in self._history if self.step is not None and step > self.step]
-        return 0 < self._patience <= len(since)
+        best = self.step
+        return 0 < self._patience <= sum(step > (best or 0) for step in self._evaluations.by_step)
 
     def save(self) -> None:
         """Writes the weights of the model, which are the best now; call `forget_others` once the state is saved."""

@@ -80,7 +80,9 @@ def load_latest(model: keras.Model, output_dir: str | Path) -> int | None:
         step, values = TrainState(output_dir, {}).newest()
         if step is None:
             return None
-    load_checkpoint(model, Checkpoint(str(output_dir), "google", values, config=None))
+    report = load_checkpoint(model, Checkpoint(str(output_dir), "google", values, config=None))
+    if report.missing:
+        raise ValueError(f"{output_dir} holds another model: it lacks {', '.join(report.missing)}.")
     logging.getLogger(__name__).info("Weights of step %d in %s.", step, output_dir)
     return step
 

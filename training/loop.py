@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from modeling.checkpoint import save_checkpoint
 from modeling.google import CHECKPOINT_NAME
-from training.best import BestWeights
+from training.best import BestWeights, Evaluations
 from training.loss_scale import DynamicLossScale
 from training.reports import Reports
 from training.state import RunRecord, TrainState, locked, variables_of, write_text
@@ -28,12 +28,15 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions:
-    """How a run goes on. Of these, `seed` and (by way of dropout) `parts` decide its numbers."""
+    """How a run goes on. Of these, `seed` and (by way of dropout) `parts` decide its numbers.
+
+    `batch_size` and `seq_length` only count for speeds; they are means where batches differ.
+    """
 
     output_dir: str
     num_train_steps: int
-    batch_size: int
-    seq_length: float  # a mean, where lengths differ
+    batch_size: float
+    seq_length: float
     seed: int
     parts: int = 1
     jit_compile: bool = False
@@ -101,22 +104,25 @@ def train(
             state.clear_leftovers()
             for name, text in settings.items():
                 write_text(Path(options.output_dir) / name, text)
-        step = _restore(strategy, state, options)
+        found = _restore(strategy, state, options)
+        step = found or 0
         if step == 0 and initialize:
             initialize()
+        evaluations = Evaluations(options.output_dir, step)
         best = None
         if options.keep_best_metric:
-            best = BestWeights(options.output_dir, model, options.keep_best_metric, options.patience)
-            best.load_history(step)
+            best = BestWeights(options.output_dir, model, evaluations, options.keep_best_metric, options.patience)
+        is_done = step >= options.num_train_steps or bool(best and best.is_exhausted)
+        _tell_where(options, found, is_done)
         figures = None
-        if step < options.num_train_steps and not (best and best.is_exhausted):
+        if not is_done:
             train_step = TrainStep(
                 strategy, model, task, optimizer, options.seed, options.parts, loss_scale, options.jit_compile
             )
             iterator = distributed(strategy, lambda worker, workers: batches_from(step, worker, workers))
-            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals, best)
+            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals, evaluations, best)
             step, figures = loop.run(iterator, step)
-        if best and best.step != step:
+        if best and best.step not in (None, step):
             best.restore()
             step, figures = best.step, None
             logging.getLogger(__name__).info("The best weights are those of step %d.", step)
@@ -136,7 +142,8 @@ def _agree_on_flags(strategy, state: TrainState, output_dir: str, flags: Mapping
     record.check(flags)
 
 
-def _restore(strategy, state: TrainState, options: LoopOptions) -> int:
+def _restore(strategy, state: TrainState, options: LoopOptions) -> int | None:
+    """Sets everything to where an earlier run got to; its step, or None where there was none."""
     found = state.restore()
     step = found or 0
     if sum_over_replicas(strategy, float(step)) != float(step) * strategy.num_replicas_in_sync:
@@ -144,20 +151,25 @@ def _restore(strategy, state: TrainState, options: LoopOptions) -> int:
             f"This worker found a state of step {step} in {options.output_dir}, and others found other ones. The "
             "directory has to be the same for all workers, on a file system that they share."
         )
+    return found
+
+
+def _tell_where(options: LoopOptions, step: int | None, is_done: bool) -> None:
     log = logging.getLogger(__name__)
-    if found is None:
+    if step is None:
         log.info("A new run in %s.", options.output_dir)
-    elif step < options.num_train_steps:
+    elif not is_done:
         log.info("Continuing the run in %s from step %d.", options.output_dir, step)
-    else:
+    elif step >= options.num_train_steps:
         log.info("The run in %s is done: it has all of its %d steps.", options.output_dir, step)
-    return step
+    else:
+        log.info("The run in %s is done: it ended early, after step %d.", options.output_dir, step)
 
 
 class _Loop:
     """From one step to the last, with all that happens on the way."""
 
-    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals, best):
+    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals, evaluations, best):
         self._strategy = strategy
         self._task = task
         self._optimizer = optimizer
@@ -166,6 +178,7 @@ class _Loop:
         self._options = options
         self._evaluate = evaluate
         self._signals = signals
+        self._evaluations = evaluations
         self._best = best
 
     def run(self, iterator, step: int) -> Trained:
@@ -179,8 +192,11 @@ class _Loop:
             options.batch_size * options.seq_length,
             write=is_chief(self._strategy),
         )
-        totals, last_look, is_first_call, evaluated = {}, time.monotonic(), True, None
+        totals, last_look, is_first_call = {}, time.monotonic(), True
         with reports:
+            # A signal may have come between a step and its evaluation.
+            if step > 0 and self._is_evaluation_due(step) and step not in self._evaluations.by_step:
+                self._save(step, is_best=self._evaluate_now(step, reports), is_saved=False)
             while step < options.num_train_steps and not (self._best and self._best.is_exhausted):
                 until = min(_next_multiple(step, every) for every in self._intervals())
                 num_steps = min(options.steps_per_call, until - step)
@@ -193,7 +209,8 @@ class _Loop:
                     is_first_call = False
                 stop = sum_over_replicas(self._strategy, float(self._signals.received)) > 0  # all after the same step
                 is_saved = stop or self._is_due(step, options.save_every_steps)
-                is_evaluated = self._evaluate and not stop and self._is_due(step, options.eval_every_steps)
+                is_last = step == options.num_train_steps
+                is_evaluated = self._is_evaluation_due(step) and (is_last or not stop)
                 is_logged = is_saved or is_evaluated or self._is_due(step, options.log_every_steps)
                 if is_logged or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
                     figures = self._figures(totals, step) | reports.speeds(step)
@@ -202,28 +219,32 @@ class _Loop:
                 if is_logged:
                     reports.store(step, figures)
                     totals = {}
-                if is_evaluated:
-                    evaluated = self._evaluate()
-                    reports.store(step, evaluated, kind="eval")
-                    told = ", ".join(f"{name} {value:.4g}" for name, value in evaluated.items())
-                    reports.say(f"Step {step}, evaluation: {told}")
-                is_best = bool(is_evaluated and self._best and self._best.add(step, evaluated))
+                is_best = is_evaluated and self._evaluate_now(step, reports)
                 is_over = bool(self._best and self._best.is_exhausted)
-                if is_chief(self._strategy):
-                    self._save(step, is_best, is_saved or is_over)
+                self._save(step, is_best, is_saved or is_over)
                 if is_over:
                     reports.say(f"Stopped after step {step}: {options.patience} evaluations brought nothing better.")
                 if is_logged:
                     reports.restart_clock(step)
-                if stop and step < options.num_train_steps:
+                if stop and not is_last:
                     raise RunAgain(
                         f"Stopped after step {step} of {options.num_train_steps}, and saved it. Run the same command "
                         "again to continue."
                     )
-        return Trained(step, evaluated if is_evaluated else None)
+        return Trained(step, self._evaluations.by_step.get(step))
+
+    def _evaluate_now(self, step: int, reports: Reports) -> bool:
+        """Evaluates and tells; says whether it is the best so far."""
+        figures = self._evaluate()
+        reports.store(step, figures, kind="eval")
+        reports.say(f"Step {step}, evaluation: " + ", ".join(f"{name} {v:.4g}" for name, v in figures.items()))
+        self._evaluations.add(step, figures, write=is_chief(self._strategy))
+        return bool(self._best) and self._best.step == step
 
     def _save(self, step: int, is_best: bool, is_saved: bool) -> None:
         """Weights that are the best before the state, and what they replace after it: one of both is always there."""
+        if not is_chief(self._strategy):
+            return
         if is_best:
             self._best.save()
         if is_best or is_saved:
@@ -239,6 +260,9 @@ class _Loop:
 
     def _is_due(self, step: int, every: int) -> bool:
         return every > 0 and (step % every == 0 or step == self._options.num_train_steps)
+
+    def _is_evaluation_due(self, step: int) -> bool:
+        return self._evaluate is not None and self._is_due(step, self._options.eval_every_steps)
 
     def _figures(self, totals, step: int) -> dict[str, float]:
         """Means since the last report; fetching them waits for the device."""

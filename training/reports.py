@@ -29,7 +29,7 @@ class Reports:
         output_dir: str | Path,
         first_step: int,
         num_train_steps: int,
-        sequences_per_step: int,
+        sequences_per_step: float,
         tokens_per_step: float,
         write: bool = True,
     ):

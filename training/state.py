@@ -179,7 +179,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         if isinstance(old, dict) and isinstance(new, dict):
             differences += [f"in --{name}, {difference.removeprefix('--')}" for difference in _differences(old, new)]
         elif old != new:
-            differences.append(f"--{name} was {old!r} and is {new!r} now")
+            flag = name if " " in name else f"--{name}"  # not all that decides is a flag
+            differences.append(f"{flag} was {old!r} and is {new!r} now")
     return differences
 
 
@@ -206,5 +207,8 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """See `write_text`."""
     aside = path.with_name(f".{path.name}.part")
-    aside.write_bytes(content)
+    with open(aside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(aside, path)

@@ -29,11 +29,13 @@ def keep_best(output_dir: str, results: Sequence[Mapping[str, float]], seeds: Se
     sign = -1.0 if metric.endswith("loss") else 1.0
     best = max(range(len(results)), key=lambda trial: sign * results[trial][metric])
     directory = Path(trial_dir(output_dir, best, len(results)))
-    for path in sorted(directory.iterdir()):
+    (Path(output_dir) / "train_state").mkdir(exist_ok=True)
+    for path in sorted([*directory.iterdir(), directory / "train_state" / "final_step"]):
         if path.is_file():
-            aside = Path(output_dir) / f".{path.name}.part"
+            target = Path(output_dir) / path.relative_to(directory)
+            aside = target.with_name(f".{target.name}.part")
             shutil.copyfile(path, aside)
-            aside.replace(Path(output_dir) / path.name)
+            aside.replace(target)
     summary = {
         "best_trial": best,
         "chosen_by": metric,

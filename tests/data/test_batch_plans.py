@@ -27,6 +27,14 @@ def test_as_many_steps_as_wanted(num_steps, by_length):
     assert all(len(plan[step]) == 32 for step in range(num_steps))
 
 
+@pytest.mark.parametrize("count", [200, 635, 2490])
+def test_no_record_is_twice_in_a_batch(count):
+    """But where one epoch ends and the next begins."""
+    plan = TrainingPlan(LENGTHS[np.arange(count) % 1000], BatchSize(32), int(count / 32 * 3), seed=1, by_length=True)
+    repeats = [len(batch) - len(set(batch.tolist())) for batch in (plan[step] for step in range(len(plan)))]
+    assert sum(number > 0 for number in repeats) <= 2
+
+
 def test_batches_by_length_need_little_padding():
     def padding(by_length):
         plan = TrainingPlan(LENGTHS, BatchSize(8), 125, seed=1, by_length=by_length)

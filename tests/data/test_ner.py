@@ -72,7 +72,8 @@ def test_characters_of_klue(tmp_path):
         ("a.conll", "Marta\n", {}, "line 1: 'Marta' should be a word and its tag"),
         ("a.conll", "Marta PERSON\n", {}, "line 1: .* should be a word and its tag"),
         ("a.conll", "a O\nMarta I-PER\n", {"scheme": "iob2"}, "line 2: I-PER follows O, which IOB2 does not allow"),
-        ("a.conll", "a B-PER\nb I-PER\n\nc O\nd I-LOC\n", {}, "line 1: B-PER follows O, which IOB1 does not allow"),
+        ("a.conll", "a B-PER\nb I-PER\n\nc O\nd I-LOC\n", {}, "line 5: I-LOC follows O, which IOB2 does not allow"),
+        ("a.jsonl", '{"text": "ab", "entities": null}', {}, "should be a list"),
         ("a.conll", "a B-PER\nb O\nc S-PER\n", {}, "line 2: O follows B-PER, which has no end"),
         ("a.conll", "a O\n", {"word_column": 3}, "too few for --word_column=3"),
         ("a.jsonl", '{"text": "ab", "entities": [{"start": 1, "end": 3, "type": "X"}]}', {}, "not within the text"),
@@ -150,6 +151,27 @@ def test_each_unit_is_answered_for_once_and_with_room_around_it(tokenizer, docum
     assert len(first.input_ids) == (22 if document_context else 5)
     last = next(window for window in made if window.text == 3)
     assert len(last.input_ids) == 22  # the other document is no part of it, and it fills its window by itself
+
+
+@given(data=st.data())
+def test_entities_survive_the_way_through_pieces(data, uncased):
+    """Whatever a tokenizer makes of characters: one into several (Hangul), several into one (accents)."""
+    text = data.draw(st.text(st.sampled_from("aé가각漢字 e\u0301"), min_size=1, max_size=12))
+    units = split_units(TaggedText("", text, None, None), uncased)
+    bounds = sorted({start for start, _ in units.atoms} | {end for _, end in units.atoms})
+    entities = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        is_whole = any(start <= a < end for a, _ in units.atoms)
+        if is_whole and data.draw(st.booleans()):
+            entities.append(Entity(start, end, "X"))
+    assert entities_of(units, unit_tags(units, entities)) == entities
+
+
+@pytest.fixture(scope="module")
+def uncased():
+    jamo = [chr(code) for code in (0x1100, 0x1161, 0x11A8)]
+    pieces = ["a", "e", "漢", "字", *jamo, *("##" + letter for letter in jamo), "##a", "##e"]
+    return FullTokenizer(vocab={piece: i for i, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces])})
 
 
 ALPHABET = "aé가각漢字👍🏽 \u00a0\u200b\t.,-'ßİ\u0301"

@@ -2,8 +2,9 @@ import json
 
 import keras
 import numpy as np
+import pytest
 
-from training.best import BestWeights
+from training.best import BestWeights, Evaluations
 from training.trials import keep_best, trial_dir
 
 
@@ -17,39 +18,38 @@ def model_of(value):
 
 def test_the_best_is_kept_and_patience_runs_out(tmp_path):
     model = model_of(0.0)
-    best = BestWeights(tmp_path, model, "accuracy", patience=2)
+    (tmp_path / "train_state").mkdir()
+    evaluations = Evaluations(tmp_path, last_step=0)
+    best = BestWeights(tmp_path, model, evaluations, "accuracy", patience=2)
     assert best.step is None and not best.is_exhausted
     for step, accuracy, is_new in ((10, 0.5, True), (20, 0.7, True), (30, 0.7, False), (40, 0.6, False)):
         model.weights[0].assign([[float(step)]])
-        assert best.add(step, {"accuracy": accuracy, "loss": 1.0}) == is_new
+        evaluations.add(step, {"accuracy": accuracy, "loss": 1.0}, write=True)
+        assert (best.step == step) == is_new
         if is_new:
             best.save()
             best.forget_others()
         assert best.is_exhausted == (step == 40)
     assert best.step == 20
-    assert {path.name.split(".")[0] for path in (tmp_path / "train_state").iterdir()} == {"best-20"}
+    assert {path.name.split(".")[0] for path in (tmp_path / "train_state").glob("best-*")} == {"best-20"}
     best.restore()
     assert model.weights[0].numpy().item() == 20.0
 
+    # A run that goes on from step 25 knows of two evaluations, and finds the others again.
+    before = Evaluations(tmp_path, last_step=25)
+    assert list(before.by_step) == [10, 20]
+    assert BestWeights(tmp_path, model, before, "accuracy", patience=2).step == 20
+
 
 def test_of_losses_the_lowest_is_best(tmp_path):
-    best = BestWeights(tmp_path, model_of(0.0), "eval_loss")
-    assert best.add(1, {"eval_loss": 2.0}) and best.add(2, {"eval_loss": 1.0}) and not best.add(3, {"eval_loss": 3.0})
+    evaluations = Evaluations(tmp_path, last_step=0)
+    best = BestWeights(tmp_path, model_of(0.0), evaluations, "eval_loss")
+    for step, loss, wanted in ((1, 2.0, 1), (2, 1.0, 2), (3, 3.0, 2)):
+        evaluations.add(step, {"eval_loss": loss}, write=False)
+        assert best.step == wanted
     assert not best.is_exhausted
-
-
-def test_history_comes_from_the_reports_up_to_the_step(tmp_path):
-    lines = [
-        {"kind": "eval", "step": 10, "f1": 0.4},
-        {"kind": "train", "step": 15, "loss": 1.0},
-        {"kind": "eval", "step": 20, "f1": 0.9},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    best = BestWeights(tmp_path, model_of(0.0), "f1")
-    best.load_history(15)
-    assert best.step == 10
-    best.load_history(20)
-    assert best.step == 20
+    with pytest.raises(ValueError, match="f1 is not among the figures of an evaluation: eval_loss"):
+        _ = BestWeights(tmp_path, model_of(0.0), evaluations, "f1").step
 
 
 def test_the_best_of_several_trials(tmp_path):
