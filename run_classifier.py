@@ -180,6 +180,9 @@ def main() -> None:
     evaluation = list(sets.evaluation()) if _DO_EVAL.value or training_flags.evaluates_while_training() else []
     prediction = list(sets.prediction()) if DO_PREDICT.value else []
 
+    for named in evaluation:
+        sentences.label_ids(named.examples, settings)  # a wrong label is told before minutes of encoding
+
     strategy = training_flags.start()
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
@@ -237,8 +240,6 @@ class Data(NamedTuple):
 def encode(strategy, settings: SentenceSettings, found: Pretrained, train, evaluation, prediction) -> Data:
     tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
     encoder = SentenceEncoder(tokenizer, settings.max_seq_length, settings.long_text)
-    for named in evaluation:
-        sentences.label_ids(named.examples, settings)  # a wrong label is told before minutes of encoding
 
     def write(name: str, examples: list[Example], has_labels: bool = True) -> EncodedSet:
         path = fine_tuning.record_path(strategy, f"{name}.tf_record")

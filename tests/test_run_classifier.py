@@ -25,7 +25,7 @@ def model_files(tmp_path_factory):
     (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
     config = {
         "vocab_size": len(vocab),
-        "hidden_size": 16,
+        "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "intermediate_size": 32,
@@ -46,7 +46,7 @@ def flags(model_files, tmp_path):
         "vocab_file": model_files / "vocab.txt",
         "max_seq_length": 16,
         "train_batch_size": 8,
-        "learning_rate": 5e-3,
+        "learning_rate": 1e-3,
         "seed": 1,
     }
 
@@ -82,10 +82,10 @@ def test_learns_evaluates_and_labels(flags, tmp_path):
         "eval_file": write_jsonl(tmp_path / "dev.jsonl", sentences(40, seed=1)),
         "predict_file": write_jsonl(tmp_path / "test.jsonl", sentences(11, seed=2)),
         "id_column": "id",
-        "num_train_epochs": 4,
-        "eval_every_steps": 20,
+        "num_train_epochs": 6,
+        "eval_every_steps": 30,
         "keep_best_metric": "eval_accuracy",
-        "save_checkpoints_steps": 20,
+        "save_checkpoints_steps": 30,
         "log_every_steps": 10,
         "batching": "bucketed",
         "deterministic": True,
@@ -96,14 +96,14 @@ def test_learns_evaluates_and_labels(flags, tmp_path):
         import training.loop
         whole = training.loop._Loop._save
         def dying(self, step, is_best, is_saved):
-            if step == 40:
+            if step == 60:
                 os.kill(os.getpid(), signal.SIGKILL)
             whole(self, step, is_best, is_saved)
         training.loop._Loop._save = dying
     """
     run(SCRIPT, *everything, code=KILLED, before=dies)
     said = run(SCRIPT, *everything)
-    assert "Continuing the run" in said and "from step 20" in said
+    assert "Continuing the run" in said and "from step 30" in said
     undisturbed = tmp_path / "undisturbed"
     run(SCRIPT, *spell(**flags | {"output_dir": undisturbed}, do_train=True, do_eval=True, do_predict=True))
     out = tmp_path / "out"
@@ -116,7 +116,7 @@ def test_learns_evaluates_and_labels(flags, tmp_path):
     results = dict(line.split(" = ") for line in (out / "eval_results.txt").read_text().splitlines())
     assert set(results) == {"eval_accuracy", "eval_f1", "eval_loss", "eval_matthews", "global_step", "loss"}
     evaluations = read_metrics(out, "eval")
-    assert [line["step"] for line in evaluations] == [20, 40, 60, 80]
+    assert [line["step"] for line in evaluations] == [30, 60, 90, 120]
     assert float(results["eval_accuracy"]) == max(line["eval_accuracy"] for line in evaluations) > 0.9
     details = json.loads((out / "eval_results.json").read_text())
     assert sum(map(sum, details["confusion_matrix"])) == 40 and set(details["labels"]) == {"land", "sea"}
@@ -159,7 +159,7 @@ def test_trials_numbers_several_labels_windows_and_replicas(flags, tmp_path):
     common |= {"eval_file": common["train_file"], "do_eval": True}
     run(
         SCRIPT,
-        *spell(**common, regression=True, label_column="score", num_trials=2, num_train_epochs=10),
+        *spell(**common, regression=True, label_column="score", num_trials=2, num_train_epochs=12),
         *spell(long_text="windows", freeze_layers=1, layerwise_lr_decay=0.9, max_seq_length=8),
     )
     summary = json.loads((tmp_path / "out" / "trials.json").read_text())
@@ -174,7 +174,7 @@ def test_trials_numbers_several_labels_windows_and_replicas(flags, tmp_path):
     common |= {"train_file": write_jsonl(tmp_path / "b.jsonl", several), "output_dir": tmp_path / "several"}
     run(
         SCRIPT,
-        *spell(**common | {"eval_file": common["train_file"]}, multi_label=True, num_train_epochs=8),
+        *spell(**common | {"eval_file": common["train_file"]}, multi_label=True, num_train_epochs=12),
         *spell(virtual_devices=2, distribution_strategy="mirrored", gradient_accumulation_steps=2),
         *spell(batching="bucketed", train_batch_tokens=128, bilstm_head=True),
     )

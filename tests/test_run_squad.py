@@ -1,4 +1,4 @@
-"""The script as a person runs it, on questions that it can learn: the name before "lit" answers "who lit it ?"."""
+"""The script as a person runs it, on questions that it can learn: the only name in the text is the answer."""
 
 import json
 import random
@@ -18,7 +18,7 @@ WORDS = ["the", "old", "ship", "sailed", "and", "then", "it"]
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NAMES, *WORDS, "lit", "saw", "who", "?", "."]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NAMES, *WORDS, "lit", "who", "?", "."]
     (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
     config = {
         "vocab_size": len(vocab),
@@ -35,25 +35,21 @@ def model_files(tmp_path_factory):
 
 
 def write_questions(path, count, seed, has_impossible=False, length=12):
-    """Contexts of two names, one of which lit it and one of which saw it; impossible where nobody did."""
+    """Contexts with one name among other words, which is the answer; impossible where there is none."""
     rng = random.Random(seed)
     paragraphs = []
     for number in range(count):
-        one, other = rng.sample(NAMES, 2)
-        fill = [rng.choice(WORDS) for _ in range(length)]
-        impossible = has_impossible and rng.random() < 0.4
-        verbs = ["saw", "saw"] if impossible else ["lit", "saw"]
-        rng.shuffle(verbs)
-        words = [*fill[:3], one, verbs[0], *fill[3:-2], other, verbs[1], *fill[-2:]]
-        context = " ".join(words)
+        words = [rng.choice(WORDS) for _ in range(length)]
         answers = []
+        impossible = has_impossible and rng.random() < 0.4
         if not impossible:
-            name = one if verbs[0] == "lit" else other
-            answers = [{"text": name, "answer_start": context.index(f"{name} lit")}]
+            place, name = rng.randrange(length), rng.choice(NAMES)
+            words[place] = name
+            answers = [{"text": name, "answer_start": len(" ".join([*words[:place], ""]))}]
         question = {"id": f"q{number}", "question": "who lit it ?", "answers": answers}
         if has_impossible:
             question["is_impossible"] = impossible
-        paragraphs.append({"context": context, "qas": [question]})
+        paragraphs.append({"context": " ".join(words), "qas": [question]})
     path.write_text(json.dumps({"version": "1", "data": [{"title": "", "paragraphs": paragraphs}]}))
     return path
 
@@ -68,7 +64,7 @@ def flags(model_files, tmp_path):
         "doc_stride": 8,
         "max_query_length": 6,
         "train_batch_size": 8,
-        "learning_rate": 5e-3,
+        "learning_rate": 1e-3,
         "seed": 1,
     }
 
@@ -134,7 +130,7 @@ def test_questions_without_an_answer(flags, tmp_path):
         "version_2_with_negative": True,
         "do_predict": True,
     }
-    said = run(SCRIPT, *spell(**flags, do_train=True, num_train_epochs=4, null_score_diff_threshold="auto"))
+    said = run(SCRIPT, *spell(**flags, do_train=True, num_train_epochs=8, null_score_diff_threshold="auto"))
     assert "The best null_score_diff_threshold is" in said
     results = dict(line.split(" = ") for line in (tmp_path / "out" / "eval_results.txt").read_text().splitlines())
     assert {"HasAns_f1", "NoAns_f1", "best_f1", "best_f1_thresh", "exact", "f1"} <= set(results)
@@ -169,7 +165,7 @@ def test_mistakes_are_told_before_anything_is_trained(flags, tmp_path):
         ({"max_query_length": 30}, "max_query_length"),
         ({"raw_results_in": foreign}, "use it with --do_predict alone"),
         (only | {"raw_results_in": tmp_path / "nowhere.npz"}, "There is no file of logits"),
-        (only | {"raw_results_in": foreign}, "1000000000"),
+        (only | {"raw_results_in": foreign}, "has logits of 1 windows"),
         (only, "There is no model"),
     ]
     told = complaints(SCRIPT, *(spell(**flags | changes) for changes, _ in mistakes))
