@@ -211,6 +211,7 @@ def _json(values: Mapping) -> str:
 def _write_aside(path: Path, write_to) -> None:
     aside = path.with_name(f".{path.name}.part")
     write_to(str(aside))
+    aside.chmod(0o644)  # safetensors lets nobody but its owner read
     os.replace(aside, path)
 
 

@@ -30,6 +30,7 @@ def test_round_trip_through_all_formats_is_bit_identical(source, tmp_path):
         current = read_checkpoint(str(tmp_path / target_format))
         assert current.format == target_format
         assert current.config == source.config
+        assert all(path.stat().st_mode & 0o044 for path in (tmp_path / target_format).iterdir())
         with open(current.vocab_file, encoding="utf-8") as file:
             assert file.read().split("\n")[: len(vocab)] == vocab
         assert current.do_lower_case is (None if target_format == "google" else False)
