@@ -177,7 +177,8 @@ def write_preset(
     model.save_to_preset(str(directory))
     taken = {google_name(variable.path) for variable in model.weights}
     remainder = {name: np.ascontiguousarray(value) for name, value in variables.items() if name not in taken}
-    save_file(remainder, str(Path(directory) / _REMAINDER))
+    save_file(remainder, str(path := Path(directory) / _REMAINDER))
+    path.chmod(0o644)  # safetensors lets nobody but its owner read
     (Path(directory) / "bert_config.json").write_text(config.to_json_string(), encoding="utf-8")
     if vocab is not None:
         tokenizer = keras_nlp.models.BertTokenizer(vocabulary=list(vocab), lowercase=do_lower_case is not False)

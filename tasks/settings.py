@@ -1,11 +1,11 @@
-"""What has to be known to use a trained model, in `task.json` beside its weights."""
+"""What has to be known to use a trained model, in `bert_task.json` beside its weights."""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-SETTINGS_FILE = "task.json"
+SETTINGS_FILE = "bert_task.json"
 
 
 class TaskSettings:

@@ -107,7 +107,7 @@ def test_learns_evaluates_and_labels(flags, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     run(SCRIPT, *spell(**flags | {"output_dir": undisturbed}, do_train=True, do_eval=True, do_predict=True))
     out = tmp_path / "out"
-    for name in ("eval_results.txt", "eval_results.json", "predictions.jsonl", "test_results.tsv", "task.json"):
+    for name in ("eval_results.txt", "eval_results.json", "predictions.jsonl", "test_results.tsv", "bert_task.json"):
         assert (out / name).read_text() == (undisturbed / name).read_text(), name
     ours, theirs = (read_variables(directory / "bert_model.ckpt") for directory in (out, undisturbed))
     for name in ours:
@@ -231,7 +231,7 @@ def test_korean(shared, flags, tmp_path):
     nsmc = {"train_file": korean / "nsmc_train.txt", "eval_file": korean / "nsmc_dev.txt", "text_column": "document"}
     said = run(SCRIPT, *spell(**flags | nsmc, max_train_examples=800, skip_bad_rows=True))
     assert "eval_accuracy" in said
-    assert json.loads((tmp_path / "out" / "task.json").read_text())["labels"] == ["0", "1"]
+    assert json.loads((tmp_path / "out" / "bert_task.json").read_text())["labels"] == ["0", "1"]
     korsts = {
         "train_file": korean / "sts-train.tsv",
         "eval_file": korean / "sts-dev.tsv",

@@ -113,7 +113,7 @@ def test_training_evaluation_prediction_and_the_same_in_python(flags, tmp_path):
     assert [line["step"] for line in evaluations] == [40, 80]
     assert float(results["eval_accuracy"]) == evaluations[-1]["eval_accuracy"] > 0.9
     assert read_variables(out / "bert_model.ckpt")["output_weights"].shape == (1, 16)
-    assert json.loads((out / "task.json").read_text())["num_choices"] == 3
+    assert json.loads((out / "bert_task.json").read_text())["num_choices"] == 3
     predictions = predictions_in(out)
     assert [p["id"] for p in predictions] == [f"c{number}" for number in range(11)]
     rows = [list(map(float, line.split("\t"))) for line in (out / "test_results.tsv").read_text().splitlines()]
@@ -176,7 +176,7 @@ def test_mistakes_are_told_before_anything_is_trained(flags, tmp_path):
     short = [*rows[:7], three_of_four, *rows[8:]]
     other = tmp_path / "classifier"
     other.mkdir()
-    (other / "task.json").write_text('{"script": "run_classifier.py", "kind": "single_label"}')
+    (other / "bert_task.json").write_text('{"script": "run_classifier.py", "kind": "single_label"}')
     no_training = {"do_train": None, "do_eval": None, "do_predict": True, "predict_file": good}
     mistakes = [
         (

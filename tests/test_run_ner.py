@@ -134,7 +134,7 @@ def test_features_of_a_frozen_encoder_from_characters(flags, tmp_path):
     run(SCRIPT, *spell(**flags, feature_layers="-2,-1", gradient_accumulation_steps=2))
     summary = json.loads((tmp_path / "out" / "trials.json").read_text())
     assert summary["chosen_by"] == "eval_f1" and max(t["eval_f1"] for t in summary["trials"]) > 0.6
-    assert json.loads((tmp_path / "out" / "task.json").read_text())["unit"] == "piece"
+    assert json.loads((tmp_path / "out" / "bert_task.json").read_text())["unit"] == "piece"
     [found] = NerPredictor.load(tmp_path / "out").predict(["the old ship and bergen"])
     assert all(e.text == "the old ship and bergen"[e.start : e.end] for e in found)
 

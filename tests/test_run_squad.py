@@ -137,7 +137,7 @@ def test_questions_without_an_answer(flags, tmp_path):
     assert float(results["f1"]) == float(results["best_f1"])  # the threshold is the best there is
     odds = json.loads((tmp_path / "out" / "null_odds.json").read_text())
     predictions = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    threshold = json.loads((tmp_path / "out" / "task.json").read_text())["null_score_diff_threshold"]
+    threshold = json.loads((tmp_path / "out" / "bert_task.json").read_text())["null_score_diff_threshold"]
     assert all((predictions[number] == "") == (odds[number] > threshold) for number in odds)
 
     alone = spell(output_dir=tmp_path / "out", predict_file=flags["predict_file"], do_predict=True)

@@ -56,12 +56,14 @@ def words_of(ids, mask):
 
 
 def test_settings_survive_the_disk_and_are_those_of_this_task(tmp_path):
-    (tmp_path / "task.json").write_text(SETTINGS.to_json())
+    (tmp_path / "bert_task.json").write_text(SETTINGS.to_json())
     assert ChoiceSettings.load(tmp_path) == SETTINGS
     with pytest.raises(FileNotFoundError, match="is not the --output_dir of a run_multiple_choice.py"):
         ChoiceSettings.load(tmp_path / "elsewhere")
-    (tmp_path / "task.json").write_text('{"script": "run_classifier.py", "kind": "single_label"}')
-    with pytest.raises(ValueError, match="task.json cannot be used: it is the model of a run_classifier.py, not of a"):
+    (tmp_path / "bert_task.json").write_text('{"script": "run_classifier.py", "kind": "single_label"}')
+    with pytest.raises(
+        ValueError, match="bert_task.json cannot be used: it is the model of a run_classifier.py, not of a"
+    ):
         ChoiceSettings.load(tmp_path)
 
 

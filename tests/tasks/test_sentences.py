@@ -26,7 +26,7 @@ def examples_of(*labels):
 
 def test_settings_survive_the_disk(tmp_path):
     settings = SentenceSettings("multi_label", ("가", "b"), False, 64, "windows", True, ("f1",))
-    (tmp_path / "task.json").write_text(settings.to_json(), encoding="utf-8")
+    (tmp_path / "bert_task.json").write_text(settings.to_json(), encoding="utf-8")
     assert SentenceSettings.load(tmp_path) == settings
     with pytest.raises(FileNotFoundError, match="is not the --output_dir of a run_classifier.py"):
         SentenceSettings.load(tmp_path / "elsewhere")
