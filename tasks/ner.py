@@ -244,7 +244,11 @@ def conll_lines(texts: Sequence[TaggedText], found: Sequence[Sequence[tuple[Enti
         right = None if text.entities is None else tags(text.entities, text.num_atoms)
         for atom in range(text.num_atoms):
             start, end = (atom, atom + 1) if text.words is None else text.words[atom]
-            columns = [text.text[start:end], *([right[atom]] if right else []), predicted[atom]]
+            columns = [
+                " ".join(text.text[start:end].split()) or " ",
+                *([right[atom]] if right else []),
+                predicted[atom],
+            ]
             yield "\t".join(columns) + "\n"
         yield "\n"
 

@@ -170,6 +170,11 @@ def test_trials_numbers_several_labels_windows_and_replicas(flags, tmp_path):
     assert float(results["eval_pearson"]) == pytest.approx(best["eval_pearson"])
     assert best["eval_pearson"] > 0.3
 
+    # The best trial can be asked by the script alone.
+    alone = {"output_dir": tmp_path / "out", "task_name": "custom", "predict_file": common["train_file"]}
+    run(SCRIPT, *spell(**alone, do_predict=True))
+    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 96
+
     several = [row | {"label": [row["label"]] + (["old"] if "old" in row["text"] else [])} for row in sentences(64)]
     common |= {"train_file": write_jsonl(tmp_path / "b.jsonl", several), "output_dir": tmp_path / "several"}
     run(

@@ -3,7 +3,9 @@ import pytest
 import tensorflow as tf
 
 from data.examples import Example
-from tasks.sentence_results import figures, losses_of, metric_names, per_class, prediction
+from data.glue import BlindSet
+from data.sentence_sets import NamedExamples
+from tasks.sentence_results import figures, losses_of, metric_names, per_class, prediction, write_submission
 from tasks.sentences import (
     SentenceSettings,
     SentenceTask,
@@ -124,3 +126,26 @@ def test_verdicts():
     assert verdict(settings_of("regression"), np.array([3.5])) == 3.5
     told = prediction(settings_of("single_label", ["x", "y"]), Example("7", "t", "u"), np.array([0.2, 0.8]))
     assert told == {"id": "7", "text": "t", "text_pair": "u", "label": "y", "probabilities": {"x": 0.2, "y": 0.8}}
+
+
+def test_submissions_have_the_index_of_the_server(tmp_path, caplog):
+    examples = [Example(str(number), "text") for number in (0, 1, 2)]
+    named = NamedExamples("", examples, BlindSet("test.tsv", "RTE", 3))
+    labels = settings_of("single_label", ["entailment", "not_entailment"])
+    write_submission(tmp_path / "RTE.tsv", labels, named, np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))
+    assert (tmp_path / "RTE.tsv").read_text() == (
+        "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n"
+    )
+    assert caplog.text == ""
+    named = NamedExamples("", examples, BlindSet("test.tsv", "STS-B", 1379))
+    write_submission(tmp_path / "STS-B.tsv", settings_of("regression"), named, np.array([[-0.2], [2.34567], [5.4]]))
+    assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"
+    assert "it has 3 rows, and should have 1379" in caplog.text
+
+
+def test_one_label_of_several_is_counted_by_itself():
+    settings = settings_of("multi_label", ["spam"])
+    labels = np.array([[1], [0], [0], [0]])
+    found = figures(settings, np.full([4, 1], 0.1), labels, np.zeros(4))
+    assert found["eval_f1_micro"] == found["eval_f1_macro"] == 0.0 and found["eval_accuracy"] == 0.75
+    assert per_class(settings, np.full([4, 1], 0.1), labels)["labels"]["spam"]["support"] == 1
