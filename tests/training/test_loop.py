@@ -1,8 +1,5 @@
 """Evaluations within a run: what is kept, when it ends, and what a signal between them must not change."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +12,7 @@ from training.evaluation import load_latest
 from training.loop import LoopOptions, train
 from training.optimizer import AdamWeightDecay
 from training.reports import read_metrics
-from training.stopping import RunAgain
+from training.stopping import RunAgain, StopSignals
 
 TINY = BertConfig(
     vocab_size=20,
@@ -37,12 +34,23 @@ def batches(first, worker, num_workers):
     return tf.data.Dataset.from_tensors(batch).repeat()
 
 
-def run(output_dir, values, before_evaluation=None, **changes):
+def run(output_dir, values, stop_after=None, **changes):
     """Twelve steps with an evaluation every third, which gives one of `values` after the other, by its step."""
     model = SentenceModel(TINY, num_labels=2, seed=1)
     optimizer = AdamWeightDecay(1e-2)
     optimizer.build(model.trainable_variables)
     asked = []
+
+    class Signals(StopSignals):
+        """One that comes during a certain step."""
+
+        @property
+        def received(self):
+            return int(optimizer.iterations) == stop_after
+
+        @received.setter
+        def received(self, value):
+            pass
 
     def evaluate():
         step = int(optimizer.iterations)
@@ -51,17 +59,19 @@ def run(output_dir, values, before_evaluation=None, **changes):
 
     options = LoopOptions(str(output_dir), 12, 2, 3, seed=1, eval_every_steps=3, save_every_steps=4, log_every_steps=1)
     options = options.__class__(**options.__dict__ | changes)
-    trained = train(
-        tf.distribute.get_strategy(),
-        model,
-        SentenceTask("single_label"),
-        optimizer,
-        before_evaluation or batches,
-        options,
-        {"num_train_steps": 12},
-        {},
-        evaluate=evaluate,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.loop.StopSignals", Signals)
+        trained = train(
+            tf.distribute.get_strategy(),
+            model,
+            SentenceTask("single_label"),
+            optimizer,
+            batches,
+            options,
+            {"num_train_steps": 12},
+            {},
+            evaluate=evaluate,
+        )
     return trained, asked
 
 
@@ -92,19 +102,9 @@ def test_it_ends_early_and_stays_ended(tmp_path, caplog):
 
 def test_a_signal_on_the_step_of_an_evaluation_only_puts_it_off(tmp_path):
     """The step is saved without its evaluation, which the run makes up for when it goes on."""
-
-    def signalled(first, worker, num_workers):
-        def tell(number, batch):
-            tf.py_function(lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == 5 - first else None, [number], [])
-            return batch
-
-        options = tf.data.Options()
-        options.deterministic = True
-        return batches(first, worker, num_workers).enumerate().map(tell).with_options(options)
-
     values = {3: 0.1, 6: 0.9, 9: 0.5, 12: 0.4}
     with pytest.raises(RunAgain, match="after step 6"):
-        run(tmp_path / "stopped", values, signalled, keep_best_metric="f1")
+        run(tmp_path / "stopped", values, stop_after=6, keep_best_metric="f1")
     assert [line["step"] for line in read_metrics(tmp_path / "stopped", "eval")] == [3]
     trained, asked = run(tmp_path / "stopped", values, keep_best_metric="f1")
     assert asked == [6, 9, 12] and trained.step == 6
