@@ -11,6 +11,7 @@
 The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
 """
 
+import functools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from tasks.sentences import SentenceSettings, SentenceTask
 from tasks.settings import SETTINGS_FILE
 from training.evaluation import write_results
 from training.strategy import is_chief
-from training.trials import keep_best, trial_dir
+from training.trials import run_trials, trial_dir
 
 for module in (training_flags, fine_tuning):  # for --help
     flags.adopt_module_key_flags(module)
@@ -187,13 +188,14 @@ def main() -> None:
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
     data = encode(strategy, settings, found, train_examples, evaluation, prediction)
-    seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
-    results = [
-        run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
-        for trial, seed in enumerate(seeds)
-    ]
-    if _NUM_TRIALS.value > 1 and is_chief(strategy):
-        keep_best(OUTPUT_DIR.value, results, seeds, deciding_metric(settings))
+    run_trials(
+        OUTPUT_DIR.value,
+        first_seed,
+        _NUM_TRIALS.value,
+        deciding_metric(settings),
+        is_chief(strategy),
+        functools.partial(run_trial, strategy, settings, found, data),
+    )
 
 
 def find_model(sets: SentenceSets, train_examples: list[Example]) -> tuple[SentenceSettings, Pretrained]:

@@ -8,6 +8,7 @@
 The same command continues a run that was stopped or killed; exit code 75 says that it has to be run again.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from tasks.choices import (
 from tasks.pretrained import Pretrained
 from training.evaluation import write_results
 from training.strategy import is_chief
-from training.trials import keep_best, trial_dir
+from training.trials import run_trials, trial_dir
 
 for module in (training_flags, fine_tuning):  # for --help
     flags.adopt_module_key_flags(module)
@@ -104,15 +105,17 @@ def main() -> None:
     prediction = read_choices(_PREDICT_FILE.value, has_labels=False, **known) if DO_PREDICT.value else []
 
     strategy = training_flags.start()
-    data = encode(strategy, settings, found, train_choices, evaluation, prediction)
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
-    seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
-    results = [
-        run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
-        for trial, seed in enumerate(seeds)
-    ]
-    if _NUM_TRIALS.value > 1 and is_chief(strategy):
-        keep_best(OUTPUT_DIR.value, results, seeds, training_flags.best_metric() or "eval_accuracy")
+    fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
+    data = encode(strategy, settings, found, train_choices, evaluation, prediction)
+    run_trials(
+        OUTPUT_DIR.value,
+        first_seed,
+        _NUM_TRIALS.value,
+        training_flags.best_metric() or "eval_accuracy",
+        is_chief(strategy),
+        functools.partial(run_trial, strategy, settings, found, data),
+    )
 
 
 def find_model(train_choices: list[Choice]) -> tuple[ChoiceSettings, Pretrained]:

@@ -7,6 +7,7 @@ Files have CoNLL columns (a word and its tag a line), JSON lines with spans, or 
 continues a run that was stopped or killed; exit code 75 says that it has to be run again.
 """
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from tasks.pretrained import Pretrained
 from training.evaluation import write_results
 from training.state import write_text
 from training.strategy import is_chief
-from training.trials import keep_best, trial_dir
+from training.trials import run_trials, trial_dir
 
 for module in (training_flags, fine_tuning):  # for --help
     flags.adopt_module_key_flags(module)
@@ -129,13 +130,14 @@ def main() -> None:
         name: EncodedTexts.write(fine_tuning.record_path(strategy, f"{name}.tf_record"), of_name, settings, tokenizer)
         for name, of_name in texts.items()
     }
-    seeds = [first_seed + trial for trial in range(_NUM_TRIALS.value)]
-    results = [
-        run_trial(strategy, settings, found, data, trial_dir(OUTPUT_DIR.value, trial, _NUM_TRIALS.value), seed)
-        for trial, seed in enumerate(seeds)
-    ]
-    if _NUM_TRIALS.value > 1 and is_chief(strategy):
-        keep_best(OUTPUT_DIR.value, results, seeds, training_flags.best_metric() or "eval_f1")
+    run_trials(
+        OUTPUT_DIR.value,
+        first_seed,
+        _NUM_TRIALS.value,
+        training_flags.best_metric() or "eval_f1",
+        is_chief(strategy),
+        functools.partial(run_trial, strategy, settings, found, data),
+    )
 
 
 def find_model(train_texts: Sequence[TaggedText] | None) -> tuple[NerSettings, Pretrained]:

@@ -110,7 +110,7 @@ def check_answers(settings: SquadSettings, gold: dict[str, list[str]]) -> None:
 def main() -> None:
     validate_flags()
     if _VERBOSE_LOGGING.value:
-        logging.getLogger("tasks.squad_answers").setLevel(logging.DEBUG)
+        logging.getLogger("tasks.squad_text").setLevel(logging.DEBUG)
     settings, found = find_model()
     tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
     questions, gold = [], {}

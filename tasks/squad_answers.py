@@ -3,25 +3,20 @@
 Nothing here needs TensorFlow, so logits that were kept are made into answers again, with other settings or those of
 several models averaged, in seconds. The way of an answer:
 
-    logits -> candidates (pairs of tokens, the best first) -> text of each (see `_recover`) -> n-best -> prediction
-
-`logging.getLogger("tasks.squad_answers")` tells at level DEBUG where a text could not be recovered, for
---verbose_logging.
+    logits -> candidates (pairs of tokens, the best first) -> text of each (tasks/squad_text.py) -> n-best -> prediction
 """
 
 import dataclasses
-import functools
 import json
-import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.tokenization import split_words
 from tasks.squad_logits import RawResults, aside, check_raw
+from tasks.squad_text import Span, normal_words, recover, span_text
 
 PREDICTIONS_FILE = "predictions.json"
 NBEST_FILE = "nbest_predictions.json"
@@ -30,11 +25,6 @@ NULL_ODDS_FILE = "null_odds.json"
 # What the original answers where there is no candidate at all, and what "no answer" scores before any window is seen.
 _NONCE = "empty"
 _NULL_SCORE_WITHOUT_WINDOWS = 1_000_000.0
-
-# Words of contexts that are remembered at a time, in some 25 MB. SQuAD's dev set has 41,000.
-_WORDS_REMEMBERED = 1 << 17
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,22 +204,13 @@ def at_threshold(found: FoundAnswers, threshold: float) -> FoundAnswers:
     return found._replace(predictions=found.predictions | decided)
 
 
-class _Span(NamedTuple):
-    """From a character of one word to the end of a part of another."""
-
-    first_word: int
-    start: int
-    last_word: int
-    end: int
-
-
 class _Entry(NamedTuple):
     """One of the n-best; its span is None where it stands nowhere in the context."""
 
     text: str
     start_logit: float
     end_logit: float
-    span: _Span | None = None
+    span: Span | None = None
 
     @property
     def score(self) -> float:
@@ -257,7 +238,7 @@ def _nbest(
     scores = candidates.start_logits + candidates.end_logits
     if settings.version_2_with_negative:  # last, so that it comes after answers that score the same
         scores = np.append(scores, sum(null_logits))
-    normal_words = _normal_words(settings.do_lower_case, settings.strip_accents)
+    normal_of = normal_words(settings.do_lower_case, settings.strip_accents)
     entries: dict[str, _Entry] = {}
     for index in np.argsort(-scores, kind="stable").tolist():
         if len(entries) >= settings.n_best_size:
@@ -267,14 +248,14 @@ def _nbest(
             continue
         window = question.windows[candidates.windows[index]]
         first, last = candidates.starts[index], candidates.ends[index]
-        span = _recover(
+        span = recover(
             _piece_text(window.tokens[first : last + 1]),
             question.words,
             int(window.word_indices[first]),
             int(window.word_indices[last]),
-            normal_words,
+            normal_of,
         )
-        text = _text(span, question.words)
+        text = span_text(span, question.words)
         if text not in entries:
             entries[text] = _Entry(
                 text, candidates.start_logits[index].item(), candidates.end_logits[index].item(), span
@@ -352,96 +333,12 @@ def _softmax(scores: Sequence[float]) -> list[float]:
     return [power / total for power in powers]
 
 
-def final_text(pieces: str, text: str, do_lower_case: bool = True, strip_accents: bool | None = None) -> str:
-    """The part of a text that its pieces stand for, with capitals, accents and white space as they were written.
-
-    Example:
-        >>> final_text("steve smith", "Steve Smith's")
-        'Steve Smith'
-
-    Args:
-        pieces: tokens joined by spaces, those of one word put together.
-        text: words joined by spaces in which to look for them.
-        do_lower_case: of the tokenizer.
-        strip_accents: of the tokenizer; None does what `do_lower_case` says.
-    """
-    words = text.split(" ")
-    return _text(_recover(pieces, words, 0, len(words) - 1, _normal_words(do_lower_case, strip_accents)), words)
-
-
-def _recover(
-    pieces: str, words: Sequence[str], first_word: int, last_word: int, normal_words: Mapping[str, str]
-) -> _Span:
-    """Where among the words from first_word to last_word the pieces stand; all of these words where that is not clear.
-
-    Pieces are lower-cased and have no accents, and a word may have become several. So the words are normalized as the
-    tokenizer did, the pieces are looked for in that, and found again in the words by counting characters that are no
-    space. Where normalizing changed how many there are, they cannot be counted on; where a piece is [UNK], there is
-    nothing to be found.
-    """
-    spanned = words[first_word : last_word + 1]
-    everything = _Span(first_word, 0, last_word, len(spanned[-1]))
-    normal = " ".join(filter(None, map(normal_words.__getitem__, spanned)))
-    if pieces == normal:
-        return everything
-    place = normal.find(pieces)
-    if place == -1 or not pieces:
-        _log.debug("%r is not found in %r.", pieces, normal)
-        return everything
-    if len(normal) - normal.count(" ") != sum(map(len, spanned)):
-        _log.debug("%r has not as many characters as %r.", normal, " ".join(spanned))
-        return everything
-    before = place - normal.count(" ", 0, place)
-    within = len(pieces) - pieces.count(" ")
-    start_word, start = _find_char(words, first_word, before)
-    end_word, end = _find_char(words, start_word, start + within - 1)
-    return _Span(start_word, start, end_word, end + 1)
-
-
-def _find_char(words: Sequence[str], word: int, count: int) -> tuple[int, int]:
-    """The character that has so many others before it, counted from the start of a word: (word, place in it)."""
-    while count >= len(words[word]):
-        count -= len(words[word])
-        word += 1
-    return word, count
-
-
-class _NormalWords(dict):
-    """Words as the tokenizer sees them before it cuts pieces: lower-cased, punctuation and ideographs set apart.
-
-    Nothing that is done to a word looks at its neighbours, so each is normalized once and remembered.
-    """
-
-    def __init__(self, do_lower_case: bool, strip_accents: bool):
-        super().__init__()
-        self._options = do_lower_case, strip_accents
-
-    def __missing__(self, word: str) -> str:
-        if len(self) >= _WORDS_REMEMBERED:
-            self.clear()
-        self[word] = normal = " ".join(part.text for part in split_words(word, *self._options))
-        return normal
-
-
-@functools.cache
-def _normal_words(do_lower_case: bool, strip_accents: bool | None) -> _NormalWords:
-    return _NormalWords(do_lower_case, do_lower_case if strip_accents is None else strip_accents)
-
-
 def _piece_text(tokens: Sequence[str]) -> str:
     text = " ".join(tokens).replace(" ##", "").replace("##", "")
     return " ".join(text.split())
 
 
-def _text(span: _Span, words: Sequence[str]) -> str:
-    """Words joined by one space, cut at both ends."""
-    first_word, start, last_word, end = span
-    if first_word == last_word:
-        return words[first_word][start:end]
-    return " ".join([words[first_word][start:], *words[first_word + 1 : last_word], words[last_word][:end]])
-
-
-def _place(span: _Span | None, question: QuestionText) -> dict[str, Any]:
+def _place(span: Span | None, question: QuestionText) -> dict[str, Any]:
     if span is None:
         return {"answer": "", "start": 0, "end": 0}
     start = int(question.word_starts[span.first_word]) + span.start

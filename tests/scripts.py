@@ -7,9 +7,28 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+
+def write_tiny_model(directory: Path, words: Iterable[str], **changes) -> Path:
+    """Writes config.json and vocab.txt of a model that learns in seconds; the directory again."""
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(words)]
+    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
+    config = {
+        "vocab_size": len(vocab),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+        "type_vocab_size": 2,
+        "initializer_range": 0.1,
+    }
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    return directory
 
 
 def spell(**flags) -> list[str]:

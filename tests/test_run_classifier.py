@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from modeling.google import read_variables
 from tasks.sentence_classifier import SentenceClassifier
-from tests.scripts import KILLED, complaints, run, spell
+from tests.scripts import KILLED, complaints, run, spell, write_tiny_model
 from training.reports import read_metrics
 
 SCRIPT = "run_classifier.py"
@@ -20,21 +20,7 @@ SEA, LAND = ["ship", "wave", "sail", "harbour", "tide"], ["field", "horse", "bar
 
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *SEA, *LAND, "the", "old", "a"]
-    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
-    config = {
-        "vocab_size": len(vocab),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-        "type_vocab_size": 2,
-        "initializer_range": 0.1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_tiny_model(tmp_path_factory.mktemp("model"), [*SEA, *LAND, "the", "old", "a"])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from modeling.google import read_variables
 from tasks.choice_predictor import ChoicePredictor
-from tests.scripts import complaints, run, spell
+from tests.scripts import complaints, run, spell, write_tiny_model
 from training.reports import read_metrics
 
 SCRIPT = "run_multiple_choice.py"
@@ -21,21 +21,9 @@ FILLERS = ["the", "old", "a"]
 
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *SEA, *LAND, *FILLERS]
-    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
-    config = {
-        "vocab_size": len(vocab),
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-        "type_vocab_size": 2,
-        "initializer_range": 0.1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_tiny_model(
+        tmp_path_factory.mktemp("model"), [*SEA, *LAND, *FILLERS], hidden_size=16, num_hidden_layers=1
+    )
 
 
 @pytest.fixture

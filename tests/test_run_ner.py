@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tasks.ner_predictor import NerPredictor
-from tests.scripts import complaints, run, spell
+from tests.scripts import complaints, run, spell, write_tiny_model
 from training.reports import read_metrics
 
 SCRIPT = "run_ner.py"
@@ -18,22 +18,8 @@ WORDS = ["the", "old", "ship", "sailed", "and", "then"]
 
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
     pieces = [*(name[:2] for name in ALL_NAMES), *("##" + name[2:] for name in ALL_NAMES), *WORDS, "."]
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(pieces)]
-    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
-    config = {
-        "vocab_size": len(vocab),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-        "type_vocab_size": 2,
-        "initializer_range": 0.1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_tiny_model(tmp_path_factory.mktemp("model"), pieces)
 
 
 @pytest.fixture

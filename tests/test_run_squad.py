@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.squad import SquadPredictor
-from tests.scripts import complaints, run, spell
+from tests.scripts import complaints, run, spell, write_tiny_model
 from training.reports import read_metrics
 
 SCRIPT = "run_squad.py"
@@ -17,21 +17,12 @@ WORDS = ["the", "old", "ship", "sailed", "and", "then", "it"]
 
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NAMES, *WORDS, "lit", "who", "?", "."]
-    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
-    config = {
-        "vocab_size": len(vocab),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 48,
-        "type_vocab_size": 2,
-        "initializer_range": 0.1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_tiny_model(
+        tmp_path_factory.mktemp("model"),
+        [*NAMES, *WORDS, "lit", "who", "?", "."],
+        intermediate_size=64,
+        max_position_embeddings=48,
+    )
 
 
 def write_questions(path, count, seed, has_impossible=False, length=12):

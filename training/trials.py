@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from training.state import write_text
@@ -15,6 +15,30 @@ _SUBDIRECTORY = "trial-{}"
 def trial_dir(output_dir: str, trial: int, num_trials: int) -> str:
     """The directory of a trial: one of its own, unless there is only one."""
     return output_dir if num_trials == 1 else str(Path(output_dir) / _SUBDIRECTORY.format(trial))
+
+
+def run_trials(
+    output_dir: str,
+    first_seed: int,
+    num_trials: int,
+    metric: str,
+    write: bool,
+    run: Callable[[str, int], dict[str, float]],
+) -> None:
+    """Runs all trials, each in its directory and from its seed, and keeps the best if there are several.
+
+    Args:
+        output_dir: of all trials.
+        first_seed: of the first; the others follow it.
+        num_trials: how many.
+        metric: see `keep_best`.
+        write: whether this process writes files.
+        run: `(directory, seed)` -> figures.
+    """
+    seeds = [first_seed + trial for trial in range(num_trials)]
+    results = [run(trial_dir(output_dir, trial, num_trials), seed) for trial, seed in enumerate(seeds)]
+    if num_trials > 1 and write:
+        keep_best(output_dir, results, seeds, metric)
 
 
 def keep_best(output_dir: str, results: Sequence[Mapping[str, float]], seeds: Sequence[int], metric: str) -> None:

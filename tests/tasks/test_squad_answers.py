@@ -20,10 +20,10 @@ from tasks.squad_answers import (
     answer,
     answers,
     at_threshold,
-    final_text,
     write_answers,
 )
 from tasks.squad_logits import RawResults, average, load_raw, save_raw
+from tasks.squad_text import final_text
 
 VOCAB = Path(__file__).parents[1] / "testdata" / "golden" / "vocab.txt"
 LENGTH = 24  # of the sequences made here
@@ -190,7 +190,7 @@ def test_recovering_by_words_is_recovering_by_letters(text, do_lower_case, data)
 
 
 def test_text_that_cannot_be_recovered_is_told_of(caplog):
-    with caplog.at_level(logging.DEBUG, "tasks.squad_answers"):
+    with caplog.at_level(logging.DEBUG, "tasks.squad_text"):
         final_text("smythe", "Steve Smith's")
         final_text("steve", "Steve\u200b Smith")
     assert len(caplog.messages) == 2 and "'smythe' is not found" in caplog.messages[0]
