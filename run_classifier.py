@@ -220,6 +220,7 @@ def find_model(sets: SentenceSets, train_examples: list[Example]) -> tuple[Sente
         long_text=_LONG_TEXT.value,
         bilstm_head=_BILSTM_HEAD.value,
         metrics=sets.metrics,
+        has_pairs=any(example.text_b is not None for example in train_examples),
     )
     training_flags.check_best_metric(sentence_results.metric_names(settings))
     return settings, found

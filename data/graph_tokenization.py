@@ -77,12 +77,21 @@ class _Chars(NamedTuple):
     groups: tf.Tensor  # [characters]: the same number for those that no white space and no side of an ideograph parts
 
 
+class _Words(NamedTuple):
+    """The words of all texts."""
+
+    chars: _Chars
+    word_splits: tf.Tensor  # [W + 1]: where the characters of each word begin and end
+    text_words: tf.Tensor  # [B + 1]: where the words of each text begin and end
+    origins: tf.Tensor  # [N]: of each position in the batch, what to take from it for the position in its text
+
+
 class GraphTokenizer(tf.Module):
     """Cuts texts into pieces as `tokenizer` does, within a TensorFlow graph.
 
     Example:
         >>> tokenizer = GraphTokenizer(FullTokenizer("vocab.txt"))
-        >>> dataset = dataset.map(lambda texts: tokenizer.pack(tokenizer.tokenize(texts), max_seq_length=128))
+        >>> dataset = dataset.map(tokenizer.tokenize)
 
     Texts are strings of any bytes; bytes that are not UTF-8 are left out.
     """
@@ -90,7 +99,6 @@ class GraphTokenizer(tf.Module):
     def __init__(self, tokenizer: FullTokenizer):
         super().__init__()
         self._lower_case, self._strip_accents = tokenizer.do_lower_case, tokenizer.strip_accents
-        self._cls_id, self._sep_id = tokenizer.vocab.get("[CLS]"), tokenizer.vocab.get("[SEP]")
         # The Python tokenizer cuts at spaces first, so it finds no token that has a space in it.
         special = [token for token in tokenizer.never_split if " " not in token]
         if misfits := [token for token in special if not 0 < len(token) <= MAX_CHARS_PER_WORD]:
@@ -136,36 +144,17 @@ class GraphTokenizer(tf.Module):
         """(ids, starts, ends), each int32 [B, (pieces)]: a piece came from the characters `text[start:end]`."""
         return self._cut_any_texts(texts)
 
-    def pack(self, ids_a, max_seq_length: int, ids_b=None, pad_to_longest: bool = False) -> dict[str, tf.Tensor]:
-        """[CLS] a [SEP], or [CLS] a [SEP] b [SEP], cut to `max_seq_length`, and padded to it or the longest of a batch.
-
-        Args:
-            ids_a, ids_b: int32 [B, (pieces)].
-
-        Returns:
-            `input_ids`, `input_mask` and `segment_ids`, each int32 [B, S].
-        """
-        if self._cls_id is None or self._sep_id is None:
-            raise ValueError("Packing needs [CLS] and [SEP], which the vocabulary does not have.")
-        room = max_seq_length - (2 if ids_b is None else 3)
-        if room < 0:
-            raise ValueError(f"max_seq_length={max_seq_length} has no room for [CLS] and [SEP].")
-        ones = tf.ones([ids_a.nrows(), 1], tf.int32)
-        if ids_b is None:
-            ids_a = _first_of_each(ids_a, tf.minimum(ids_a.row_lengths(), room))
-            rows = tf.concat([ones * self._cls_id, ids_a, ones * self._sep_id], axis=1)  # [B, (S)]
-        else:
-            ids_a, ids_b = _truncate_pairs(ids_a, ids_b, room)
-            rows = tf.concat([ones * self._cls_id, ids_a, ones * self._sep_id, ids_b, ones * self._sep_id], axis=1)
-        input_ids = rows.to_tensor(shape=[None, None if pad_to_longest else max_seq_length])
-        positions = tf.range(tf.shape(input_ids, tf.int64)[1])[None, :]
-        is_token = positions < rows.row_lengths()[:, None]
-        is_second = is_token & (positions >= ids_a.row_lengths()[:, None] + 2)
-        return {
-            "input_ids": input_ids,
-            "input_mask": tf.cast(is_token, tf.int32),
-            "segment_ids": tf.cast(is_second, tf.int32),
-        }
+    @tf.function(input_signature=_TEXTS, autograph=False)
+    def split_words(self, texts):
+        """(starts, ends), each int32 [B, (words)]: where `data.tokenization.split_words` finds words."""
+        found = self._find_words(texts)
+        starts = tf.gather(found.chars.starts, found.word_splits[:-1])
+        ends = tf.gather(found.chars.ends, found.word_splits[1:] - 1)
+        text_words = tf.cast(found.text_words, tf.int64)
+        return tuple(
+            tf.RaggedTensor.from_row_splits(values - tf.gather(found.origins, starts), text_words, validate=False)
+            for values in (starts, ends)
+        )
 
     def _cut_plain_texts(self, texts):
         pieces = self._wordpiece_of_texts.tokenize(self._plain_normalizer.normalize(texts))
@@ -179,6 +168,18 @@ class GraphTokenizer(tf.Module):
         return tf.gather(tf.concat([ids_of_plain, ids_of_other], 0), places)
 
     def _cut_any_texts(self, texts):
+        found = self._find_words(texts)
+        words, codes = _spell(found.chars, found.word_splits)
+        pieces, first_chars, last_chars = self._cut_pieces(words, found.word_splits, codes)
+        text_pieces = tf.gather(pieces.row_splits, found.text_words)  # [B + 1]: which pieces are whose
+        starts, ends = tf.gather(found.chars.starts, first_chars), tf.gather(found.chars.ends, last_chars)
+        origins = tf.gather(found.origins, starts)
+        return tuple(
+            tf.RaggedTensor.from_row_splits(values, text_pieces, validate=False)
+            for values in (tf.gather(self._ids, pieces.values), starts - origins, ends - origins)
+        )
+
+    def _find_words(self, texts) -> _Words:
         parts = self._cut_out_special(texts)
         # The space ends the last word of a part.
         decoded = tf.strings.unicode_decode(parts.strings + " ", "UTF-8", errors="ignore")
@@ -188,17 +189,11 @@ class GraphTokenizer(tf.Module):
             is_special = tf.gather(parts.special, _row_of(tf.range(tf.size(codes)), splits)) & (codes != _SPACE)
             entries = tf.where(is_special, tables.UNCHANGED, entries)
         chars = self._normalize(codes, entries)
-        words, word_splits, codes = _cut_words(chars)
-        pieces, first_chars, last_chars = self._cut_pieces(words, word_splits, codes)
-        # Which pieces are whose, and how far into the batch each text begins.
+        word_splits = _cut_words(chars)
+        # Which words are whose, and how far into the batch each text begins.
         text_words = tf.searchsorted(tf.gather(chars.starts, word_splits[:-1]), tf.gather(splits, parts.splits))
-        text_pieces = tf.gather(pieces.row_splits, text_words)  # [B + 1]
-        starts, ends = tf.gather(chars.starts, first_chars), tf.gather(chars.ends, last_chars)
-        origins = tf.gather(_origins(parts, splits), _row_of(starts, splits))
-        return tuple(
-            tf.RaggedTensor.from_row_splits(values, text_pieces, validate=False)
-            for values in (tf.gather(self._ids, pieces.values), starts - origins, ends - origins)
-        )
+        origins = tf.repeat(_origins(parts, splits), splits[1:] - splits[:-1])
+        return _Words(chars, word_splits, text_words, origins)
 
     def _cut_out_special(self, texts) -> _Parts:
         if self._special_pattern is None:
@@ -338,33 +333,21 @@ def _drop_accents(codes, starts, groups) -> _Chars:
 
 
 def _cut_words(chars: _Chars):
-    """(words: string [W], word_splits: [W + 1], codes: [characters] as they are in the words)."""
+    """Where words begin and end: [W + 1]."""
     is_mark = _has(chars.codes, tables.PUNCTUATION)
     after_mark = tf.concat([[True], is_mark], 0)[:-1]
     is_first = _differs_from_previous(chars.groups) | is_mark | after_mark
-    codes, count = chars.codes & tables.CODE_MASK, tf.size(chars.codes)
-    splits = tf.concat([tf.cast(tf.where(is_first)[:, 0], tf.int32), [count]], 0)
+    return tf.concat([tf.cast(tf.where(is_first)[:, 0], tf.int32), [tf.size(chars.codes)]], 0)
+
+
+def _spell(chars: _Chars, splits):
+    """(words: string [W], codes: [characters] as they are in the words). Words that are too long become unknown."""
+    codes = chars.codes & tables.CODE_MASK
     too_long = splits[1:] - splits[:-1] > MAX_CHARS_PER_WORD  # [W]
     codes = tf.cond(
         tf.reduce_any(too_long),
-        lambda: tf.where(tf.gather(too_long, _row_of(tf.range(count), splits)), _UNKNOWN_CHAR, codes),
+        lambda: tf.where(tf.gather(too_long, _row_of(tf.range(tf.size(codes)), splits)), _UNKNOWN_CHAR, codes),
         lambda: codes,
     )
     words = tf.strings.unicode_encode(tf.RaggedTensor.from_row_splits(codes, splits, validate=False), "UTF-8")
-    return words, splits, codes
-
-
-def _truncate_pairs(ids_a, ids_b, room: int):
-    """Takes ids off the end of the longer of the two, of `b` where they are equally long, until both fit.
-
-    So neither is cut below its half of the room (the odd place is a's), and what one leaves free is the other's.
-    """
-    lengths_a, lengths_b = ids_a.row_lengths(), ids_b.row_lengths()
-    keep_a = tf.minimum(lengths_a, tf.maximum(room - lengths_b, (room + 1) // 2))
-    keep_b = tf.minimum(lengths_b, tf.maximum(room - lengths_a, room // 2))
-    return _first_of_each(ids_a, keep_a), _first_of_each(ids_b, keep_b)
-
-
-def _first_of_each(rows, lengths):
-    positions = tf.ragged.range(rows.row_starts(), rows.row_starts() + lengths)
-    return positions.with_values(tf.gather(rows.values, positions.values))
+    return words, codes

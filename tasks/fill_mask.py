@@ -18,7 +18,7 @@ from tasks.pretrained import Pretrained
 
 _HEAD = "cls/predictions/output_bias"
 _NEXT_SENTENCE_HEAD = "cls/seq_relationship/output_weights"
-_MASK = "[MASK]"
+MASK = "[MASK]"
 
 Text = str | tuple[str, str]
 
@@ -63,7 +63,7 @@ class FillMask:
         self._knows_next_sentence = knows_next_sentence
         self._tokenizer = tokenizer
         self._max_seq_length = max_seq_length or model.config.max_position_embeddings
-        self._ids = {token: tokenizer.vocab[token] for token in ("[CLS]", "[SEP]", _MASK)}
+        self._ids = {token: tokenizer.vocab[token] for token in ("[CLS]", "[SEP]", MASK)}
 
     @classmethod
     def load(
@@ -74,18 +74,8 @@ class FillMask:
         do_lower_case: bool | None = None,
     ) -> "FillMask":
         """Loads whatever a person has, as `read_checkpoint` does; what lies beside the weights need not be named."""
-        found = Pretrained.find(path, bert_config_file, vocab_file, do_lower_case)
-        if _HEAD not in found.checkpoint.variables:
-            raise ValueError(
-                f"{path} has no masked LM head ({_HEAD} is missing): it cannot fill in words. Fine-tuned models and "
-                "sentence encoders have lost it; use a pre-trained checkpoint."
-            )
-        if found.config.attention == "causal":
-            raise ValueError(f"{path} was trained from left to right: it tells the next word, and does not fill in.")
-        model = PretrainingModel(found.config)
-        load_checkpoint(model, found.checkpoint)
-        tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case, never_split=(_MASK,))
-        return cls(model, tokenizer, knows_next_sentence=_NEXT_SENTENCE_HEAD in found.checkpoint.variables)
+        model, tokenizer, knows_next_sentence = load_masked_lm(path, vocab_file, bert_config_file, do_lower_case)
+        return cls(model, tokenizer, knows_next_sentence=knows_next_sentence)
 
     def __call__(self, texts: Sequence[Text], top_k: int = 5, batch_size: int = 32) -> list[list[list[Candidate]]]:
         """For each text, and each mask in it: the `top_k` likeliest pieces, the likeliest first.
@@ -97,8 +87,8 @@ class FillMask:
         """
         rows = [self._row(text) for text in texts]
         for (ids, _), text in zip(rows, texts, strict=True):
-            if self._ids[_MASK] not in ids:
-                raise ValueError(f"There is no {_MASK} in {text!r}.")
+            if self._ids[MASK] not in ids:
+                raise ValueError(f"There is no {MASK} in {text!r}.")
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         results: list[list[list[Candidate]]] = [[] for _ in rows]
         for start in range(0, len(rows), batch_size):
@@ -119,7 +109,7 @@ class FillMask:
             losses = []
             for start in range(0, len(places), batch_size):
                 some = places[start : start + batch_size]
-                hidden = [(ids[:place] + [self._ids[_MASK]] + ids[place + 1 :], second) for place in some]
+                hidden = [(ids[:place] + [self._ids[MASK]] + ids[place + 1 :], second) for place in some]
                 batch = self._batch(hidden, [[place] for place in some])
                 right = tf.constant([[ids[place]] for place in some])
                 losses += self._losses(batch, right).numpy()[:, 0].tolist()
@@ -142,7 +132,7 @@ class FillMask:
         return ids, starts[1] if len(starts) > 1 else len(ids)
 
     def _fill(self, rows: list[tuple[list[int], int]], top_k: int) -> list[list[list[Candidate]]]:
-        masked = [[i for i, piece in enumerate(ids) if piece == self._ids[_MASK]] for ids, _ in rows]
+        masked = [[i for i, piece in enumerate(ids) if piece == self._ids[MASK]] for ids, _ in rows]
         batch = self._batch(rows, masked)
         values, pieces = (array.numpy() for array in self._run(batch, tf.constant(top_k)))  # [B, P, top_k]
         return [
@@ -179,6 +169,28 @@ class FillMask:
         logits = self._model(batch, training=False)["masked_lm_logits"]
         probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))  # [B, P, V]
         return tf.math.top_k(probabilities, tf.minimum(top_k, tf.shape(probabilities)[-1]))
+
+
+def load_masked_lm(
+    path: str | Path,
+    vocab_file: str | None = None,
+    bert_config_file: str | None = None,
+    do_lower_case: bool | None = None,
+    dtype: str | None = None,
+) -> tuple[PretrainingModel, FullTokenizer, bool]:
+    """A model that can fill in, its tokenizer, and whether it has a trained head for next sentences."""
+    found = Pretrained.find(path, bert_config_file, vocab_file, do_lower_case)
+    if _HEAD not in found.checkpoint.variables:
+        raise ValueError(
+            f"{path} has no masked LM head ({_HEAD} is missing): it cannot fill in words. Fine-tuned models and "
+            "sentence encoders have lost it; use a pre-trained checkpoint."
+        )
+    if found.config.attention == "causal":
+        raise ValueError(f"{path} was trained from left to right: it tells the next word, and does not fill in.")
+    model = PretrainingModel(found.config, dtype=dtype)
+    load_checkpoint(model, found.checkpoint)
+    tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case, never_split=(MASK,))
+    return model, tokenizer, _NEXT_SENTENCE_HEAD in found.checkpoint.variables
 
 
 def _padded(rows: list[list[int]], length: int) -> tf.Tensor:

@@ -29,6 +29,7 @@ class SentenceSettings(TaskSettings):
     long_text: str = "head"
     bilstm_head: bool = False
     metrics: tuple[str, ...] = ()  # the official ones of the task; without them, what its kind usually has
+    has_pairs: bool = False  # whether it was trained on pairs of texts
 
     script = "run_classifier.py"
 

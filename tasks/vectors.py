@@ -19,6 +19,7 @@ from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
 from data.sentence_features import Features, SentenceEncoder
 from data.tokenization import FullTokenizer
 from modeling.checkpoint import load_checkpoint
+from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from tasks.asking import BATCH_SIGNATURE, to_batch
 from tasks.pretrained import Pretrained
@@ -106,13 +107,7 @@ class TextEncoder:
         max_seq_length: int | None = None,
     ) -> "TextEncoder":
         """Loads whatever a person has, as `read_checkpoint` does; what lies beside the weights need not be named."""
-        found = Pretrained.find(path, bert_config_file, vocab_file, do_lower_case)
-        encoder = BertEncoder(found.config)
-        report = load_checkpoint(encoder, found.checkpoint)
-        # No vector here comes from the pooler, and not every model has one.
-        if missing := [name for name in report.missing if not name.startswith("bert/pooler/")]:
-            raise ValueError(f"{path} lacks weights of the encoder: {', '.join(missing)}.")
-        return cls(encoder, FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case), max_seq_length)
+        return cls(*load_encoder(path, vocab_file, bert_config_file, do_lower_case), max_seq_length)
 
     def encode(
         self,
@@ -134,7 +129,7 @@ class TextEncoder:
             batch_size: texts that run together.
             progress: is called after each batch with the number of its texts.
         """
-        size = len(self._choose(pooling, layers)[1]) * self.config.hidden_size
+        size = len(choose_layers(self.config, pooling, layers)[1]) * self.config.hidden_size
         vectors = self.vectors(texts, pooling, layers, normalize, batch_size, progress)
         return np.fromiter(vectors, np.dtype((np.float32, size)))
 
@@ -148,7 +143,7 @@ class TextEncoder:
         progress: Progress | None = None,
     ) -> Iterator[np.ndarray]:
         """What `encode` gives, one vector after the other, float32 [D]: for more of them than fit into memory."""
-        pooling, chosen = self._choose(pooling, layers)
+        pooling, chosen = choose_layers(self.config, pooling, layers)
         if pooling == "none":
             raise ValueError("Without pooling a text has a vector for each token: ask for token_vectors.")
 
@@ -177,7 +172,7 @@ class TextEncoder:
         progress: Progress | None = None,
     ) -> Iterator[TokenVectors]:
         """What `token_vectors` gives, for sequences that somebody else has made."""
-        _, chosen = self._choose("none", layers)
+        _, chosen = choose_layers(self.config, "none", layers)
 
         def run(rows: Sequence[Features], length: int) -> Iterator[TokenVectors]:
             values = self.run(to_batch(rows, length), chosen, "none").numpy()  # [B, L, T, H]
@@ -230,28 +225,6 @@ class TextEncoder:
         vectors = self.encode(texts, pooling, layers, True, batch_size, progress)  # [2 * pairs, D]
         return np.sum(vectors[0::2] * vectors[1::2], axis=-1)
 
-    def _choose(self, pooling: str, layers: Sequence[int] | None) -> tuple[str, tuple[int, ...]]:
-        """What to compute: none, cls, mean or max, and of which layers."""
-        if pooling not in POOLINGS:
-            raise ValueError(f"The pooling {pooling!r} is not known: {', '.join(POOLINGS)}.")
-        if pooling in _MEANS_OF_LAYERS:
-            if layers is not None:
-                raise ValueError(f"The pooling {pooling} has its own layers. Name others with mean, cls or max.")
-            pooling, layers = "mean", _MEANS_OF_LAYERS[pooling]
-        if pooling == "cls" and self.config.attention == "causal":
-            raise ValueError("The model was trained from left to right, so [CLS] has seen no text: use mean or max.")
-        layers = (-1,) if layers is None else tuple(layers)
-        if not layers:
-            raise ValueError("No layer is named: the last one is -1.")
-        count = self.config.num_hidden_layers
-        for layer in layers:
-            if not -count <= layer < count:
-                raise ValueError(
-                    f"There is no layer {layer}: the model has {count}, from 0 to {count - 1}, or from -1, the last "
-                    f"one, to {-count}."
-                )
-        return pooling, layers
-
     def rows(self, texts: Iterable[Text]) -> Iterator[Features]:
         """Texts as the encoder takes them, cut where they are too long."""
         number, cut = -1, 0
@@ -298,18 +271,62 @@ class TextEncoder:
         )
 
     def _vectors_of_batch(self, batch, layers, pooling):
-        all_layers = self._encoder(batch, training=False)["all_layers"]
-        chosen = [tf.cast(all_layers[layer], tf.float32) for layer in layers]
-        if pooling == "none":
-            return tf.stack(chosen, axis=1)
-        joined = tf.concat(chosen, axis=-1)  # [B, T, D]
-        if pooling == "cls":
-            return joined[:, 0]
-        is_token = batch["input_mask"][..., tf.newaxis] > 0  # [B, T, 1]
-        if pooling == "max":
-            return tf.reduce_max(tf.where(is_token, joined, joined.dtype.min), axis=1)
-        weights = tf.cast(is_token, joined.dtype)
-        return tf.reduce_sum(joined * weights, axis=1) / tf.reduce_sum(weights, axis=1)
+        return pool(self._encoder(batch, training=False)["all_layers"], batch["input_mask"], pooling, layers)
+
+
+def load_encoder(
+    path: str | Path,
+    vocab_file: str | None = None,
+    bert_config_file: str | None = None,
+    do_lower_case: bool | None = None,
+    dtype: str | None = None,
+) -> tuple[BertEncoder, FullTokenizer]:
+    """The encoder of whatever checkpoint a person has, and its tokenizer."""
+    found = Pretrained.find(path, bert_config_file, vocab_file, do_lower_case)
+    encoder = BertEncoder(found.config, dtype=dtype)
+    report = load_checkpoint(encoder, found.checkpoint)
+    # No vector here comes from the pooler, and not every model has one.
+    if missing := [name for name in report.missing if not name.startswith("bert/pooler/")]:
+        raise ValueError(f"{path} lacks weights of the encoder: {', '.join(missing)}.")
+    return encoder, FullTokenizer(vocab=found.vocab, do_lower_case=found.do_lower_case)
+
+
+def choose_layers(config: BertConfig, pooling: str, layers: Sequence[int] | None) -> tuple[str, tuple[int, ...]]:
+    """What to compute: none, cls, mean or max, and of which layers."""
+    if pooling not in POOLINGS:
+        raise ValueError(f"The pooling {pooling!r} is not known: {', '.join(POOLINGS)}.")
+    if pooling in _MEANS_OF_LAYERS:
+        if layers is not None:
+            raise ValueError(f"The pooling {pooling} has its own layers. Name others with mean, cls or max.")
+        pooling, layers = "mean", _MEANS_OF_LAYERS[pooling]
+    if pooling == "cls" and config.attention == "causal":
+        raise ValueError("The model was trained from left to right, so [CLS] has seen no text: use mean or max.")
+    layers = (-1,) if layers is None else tuple(layers)
+    if not layers:
+        raise ValueError("No layer is named: the last one is -1.")
+    count = config.num_hidden_layers
+    for layer in layers:
+        if not -count <= layer < count:
+            raise ValueError(
+                f"There is no layer {layer}: the model has {count}, from 0 to {count - 1}, or from -1, the last one, "
+                f"to {-count}."
+            )
+    return pooling, layers
+
+
+def pool(all_layers: Sequence[tf.Tensor], input_mask, pooling: str, layers: Sequence[int]) -> tf.Tensor:
+    """Outputs of all layers, [B, T, H] each -> [B, L, T, H] for the pooling none, [B, D] for cls, mean and max."""
+    chosen = [tf.cast(all_layers[layer], tf.float32) for layer in layers]
+    if pooling == "none":
+        return tf.stack(chosen, axis=1)
+    joined = tf.concat(chosen, axis=-1)  # [B, T, D]
+    if pooling == "cls":
+        return joined[:, 0]
+    is_token = input_mask[..., tf.newaxis] > 0  # [B, T, 1]
+    if pooling == "max":
+        return tf.reduce_max(tf.where(is_token, joined, joined.dtype.min), axis=1)
+    weights = tf.cast(is_token, joined.dtype)
+    return tf.reduce_sum(joined * weights, axis=1) / tf.reduce_sum(weights, axis=1)
 
 
 def correlations(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:

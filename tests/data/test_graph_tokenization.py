@@ -1,7 +1,6 @@
 """The tokenizer in the graph against the one in Python, which tests of its own hold against the original."""
 
 import gzip
-import itertools
 import json
 import re
 import subprocess
@@ -16,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import graph_tokenization, unicode_tables
+from data.graph_packing import SentencePacker
 from data.graph_tokenization import SERVING_TEXT_OPS, GraphTokenizer
+from data.sentence_features import SentenceEncoder, padded
 from data.tokenization import CJK_BLOCKS, FullTokenizer, is_deleted, is_ideograph, is_punctuation, is_white_space
 
 MODES = {"uncased": (True, True), "cased": (False, False), "lower": (True, False), "strip": (False, True)}
@@ -293,53 +294,7 @@ VOCAB = {token: i for i, token in enumerate([*CONTROLS, *"abcdefghij", *("##" + 
 SMALL = FullTokenizer(vocab=VOCAB)
 
 
-def _pack_in_python(tokens_a, tokens_b, max_seq_length):
-    tokens_a, tokens_b = list(tokens_a), None if tokens_b is None else list(tokens_b)
-    while len(tokens_a) + len(tokens_b or ()) > max_seq_length - (2 if tokens_b is None else 3):
-        longer = tokens_a if tokens_b is None or len(tokens_a) > len(tokens_b) else tokens_b
-        longer.pop()
-    ids, segments = [VOCAB["[CLS]"], *tokens_a, VOCAB["[SEP]"]], [0] * (len(tokens_a) + 2)
-    if tokens_b is not None:
-        ids, segments = ids + [*tokens_b, VOCAB["[SEP]"]], segments + [1] * (len(tokens_b) + 1)
-    padding = [0] * (max_seq_length - len(ids))
-    return ids + padding, [1] * len(ids) + padding, segments + padding
-
-
-@pytest.mark.parametrize("max_seq_length", range(2, 18))
-def test_packs_as_a_loop_does(max_seq_length):
-    graph = GraphTokenizer(SMALL)
-    lengths = list(itertools.product(range(10), repeat=2))
-    rows_a = [[5 + i for i in range(length)] for length, _ in lengths]
-    rows_b = [[50 + i for i in range(length)] for _, length in lengths]
-    for second in [None] if max_seq_length == 2 else [None, rows_b]:
-        ids_b = None if second is None else tf.ragged.constant(second, tf.int32)
-        packed = graph.pack(tf.ragged.constant(rows_a, tf.int32), max_seq_length, ids_b)
-        expected = [
-            _pack_in_python(a, b, max_seq_length) for a, b in zip(rows_a, second or [None] * len(rows_a), strict=True)
-        ]
-        for name, values in zip(("input_ids", "input_mask", "segment_ids"), zip(*expected, strict=True), strict=True):
-            assert packed[name].dtype == tf.int32
-            np.testing.assert_array_equal(packed[name], values, err_msg=name)
-        shorter = graph.pack(tf.ragged.constant(rows_a, tf.int32), max_seq_length, ids_b, pad_to_longest=True)
-        longest = max(sum(mask) for _, mask, _ in expected)
-        for name, values in shorter.items():
-            np.testing.assert_array_equal(values, packed[name][:, :longest], err_msg=name)
-
-
-def test_packs_nothing():
-    graph = GraphTokenizer(SMALL)
-    for texts in ([], ["", ""]):
-        ids = graph.tokenize(tf.constant(texts, tf.string))
-        assert graph.pack(ids, 8, ids)["input_ids"].shape == (len(texts), 8)
-        assert graph.pack(ids, 8, pad_to_longest=True)["input_ids"].shape == (len(texts), 2 if texts else 0)
-
-
-def test_pack_says_what_is_wrong():
-    ids = tf.ragged.constant([[5]], tf.int32)
-    with pytest.raises(ValueError, match="max_seq_length=2"):
-        GraphTokenizer(SMALL).pack(ids, 2, ids)
-    with pytest.raises(ValueError, match=r"\[CLS\]"):
-        GraphTokenizer(FullTokenizer(vocab={"[UNK]": 0, "a": 1})).pack(ids, 8)
+def test_says_what_is_wrong():
     with pytest.raises(ValueError, match="no pieces"):
         GraphTokenizer(FullTokenizer(vocab={"[UNK]": 0, "": 1}))
     with pytest.raises(ValueError, match="never_split"):
@@ -355,19 +310,20 @@ class _Server(tf.Module):
     def __init__(self, tokenizer: GraphTokenizer):
         super().__init__()
         self.tokenizer = tokenizer
+        self.packer = SentencePacker(VOCAB, 16)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)] * 2)
     def serve(self, first, second):
-        return self.tokenizer.pack(self.tokenizer.tokenize(first), 16, self.tokenizer.tokenize(second))
+        return self.packer(self.tokenizer.tokenize(first), self.tokenizer.tokenize(second)).batch
 
 
 def test_works_in_a_dataset():
-    graph = GraphTokenizer(SMALL)
+    graph, packer = GraphTokenizer(SMALL), SentencePacker(VOCAB, 16)
     dataset = tf.data.Dataset.from_tensor_slices(TEXTS * 3).batch(4)
-    dataset = dataset.map(lambda texts: graph.pack(graph.tokenize(texts), 16), num_parallel_calls=2)
+    dataset = dataset.map(lambda texts: packer(graph.tokenize(texts)).batch, num_parallel_calls=2)
     assert all(spec.shape.as_list() == [None, 16] for spec in dataset.element_spec.values())
     rows = np.concatenate([batch["input_ids"] for batch in dataset])
-    expected = [_pack_in_python(SMALL.tokenize_to_ids(text), None, 16)[0] for text in TEXTS * 3]
+    expected = padded([SentenceEncoder(SMALL, 16)(text)[0][0] for text in TEXTS * 3], 16)["input_ids"]
     np.testing.assert_array_equal(rows, expected)
 
 
@@ -402,10 +358,9 @@ print(json.dumps([packed["input_ids"].numpy().tolist(), signature["segment_ids"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
     input_ids, segment_ids, ids, starts, ends = json.loads(result.stdout.splitlines()[-1])
-    rows = [tokenizer.tokenize_to_ids(text) for text in TEXTS]
-    expected = [_pack_in_python(row, row, 16) for row in rows]
-    assert (input_ids, segment_ids) == ([ids for ids, _, _ in expected], [segments for _, _, segments in expected])
-    assert ids == rows
+    expected = padded([SentenceEncoder(tokenizer, 16)(text, text)[0][0] for text in TEXTS], 16)
+    assert (input_ids, segment_ids) == (expected["input_ids"].tolist(), expected["segment_ids"].tolist())
+    assert ids == [tokenizer.tokenize_to_ids(text) for text in TEXTS]
     pieces = [tokenizer.tokenize_with_offsets(text) for text in TEXTS]
     assert starts == [[piece.start for piece in row] for row in pieces]
     assert ends == [[piece.end for piece in row] for row in pieces]

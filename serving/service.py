@@ -1,0 +1,130 @@
+"""What every task serves: strings, tokens or tf.Examples in, answers out, as TensorFlow graphs.
+
+Axes in comments: B batch, T sequence length.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from data.example_records import SEQUENCES
+from data.tokenization import FullTokenizer
+from modeling.models import TaskModel
+from tasks.settings import TaskSettings
+
+TEXTS = tf.TensorSpec([None], tf.string)
+
+# Sequences of a request run together up to so many tokens. More would not be faster, and attention of 512 sequences
+# of 512 tokens would take gigabytes.
+_TOKENS_AT_ONCE = 8192
+
+
+class Service(tf.Module):
+    """A trained model, ready to be saved. Each task has a class that says what it takes and how it answers.
+
+    Attributes:
+        outputs: what `run` gives, with the shape of all rows; a None behind the first is the length of the sequence.
+
+    Args:
+        model: with trained weights.
+        tokenizer: of the model.
+        settings: of the task.
+    """
+
+    outputs: ClassVar[Mapping[str, tf.TensorSpec]]
+
+    def __init__(self, model: TaskModel, tokenizer: FullTokenizer, settings: TaskSettings):
+        super().__init__()
+        self.config, self.tokenizer, self.settings = model.config, tokenizer, settings
+        self.precision = model.dtype_policy.compute_dtype
+        # Variables of Keras are not TensorFlow's: a module that holds the model itself is saved so that TF Serving does
+        # not find them.
+        self._network = lambda batch: model(batch, training=False)
+        self._weights = [variable.value for variable in model.variables]
+
+    def keep_weights(self, used: Iterable[tf.Variable]) -> None:
+        """Lets go of weights that no graph uses, such as the pooler where every token has a label."""
+        used = {variable.ref() for variable in used}
+        self._weights = [weight for weight in self._weights if weight.ref() in used]
+
+    def inputs(self) -> dict[str, tf.TensorSpec]:
+        """What `answer` takes, by name; strings."""
+        raise NotImplementedError
+
+    def samples(self) -> Sequence[dict[str, Any]]:
+        """Some rows as `answer` takes them, to warm up with."""
+        raise NotImplementedError
+
+    def answer(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Strings -> answers, each [B, ...]. Any number of rows, of any length."""
+        raise NotImplementedError
+
+    def token_inputs(self) -> dict[str, tf.TensorSpec]:
+        """What `answer_tokens` takes, by name."""
+        return dict.fromkeys(SEQUENCES, tf.TensorSpec([None, None], tf.int32))
+
+    def answer_tokens(self, **batch: tf.Tensor) -> dict[str, tf.Tensor]:
+        """`input_ids`, `input_mask` and `segment_ids` -> what the network says of them."""
+        return self.run_in_parts(batch)
+
+    def answer_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+        """tf.Examples as the scripts write them, string [B] -> what the network says of them."""
+        return self.answer_tokens(**parse_examples(examples))
+
+    def run(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """What the network says of `input_ids`, `input_mask` and `segment_ids`, int32 [B, T] each."""
+        raise NotImplementedError
+
+    def run_in_parts(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """`run`, with rows of about the same length together and no more padding than they need.
+
+        No row has a say in the answers of another, in whatever company it runs.
+        """
+        batch = {name: batch[name] for name in SEQUENCES}
+        count, length = tf.unstack(tf.shape(batch["input_ids"]))
+        # Of the last token that counts, since nothing says that a mask begins with its ones.
+        ends = tf.reduce_max(tf.where(batch["input_mask"] > 0, tf.range(length) + 1, 1), axis=1)  # [B]
+        order = tf.argsort(ends)
+        rows_at_once = tf.maximum(_TOKENS_AT_ONCE // tf.maximum(length, 1), 1)
+        num_parts = (count + rows_at_once - 1) // rows_at_once
+
+        def run_part(number, results):
+            rows = order[number * rows_at_once : (number + 1) * rows_at_once]
+            longest = tf.reduce_max(tf.gather(ends, rows))
+            told = self.run({name: tf.gather(ids, rows)[:, :longest] for name, ids in batch.items()})
+            told = [self._fill_up(name, told[name], length) for name in self.outputs]
+            return number + 1, [result.write(number, value) for result, value in zip(results, told, strict=True)]
+
+        empty = [
+            tf.TensorArray(spec.dtype, num_parts, element_shape=spec.shape, infer_shape=False, clear_after_read=True)
+            for spec in self.outputs.values()
+        ]
+        _, results = tf.while_loop(
+            lambda number, _: number < num_parts, run_part, (tf.constant(0), empty), parallel_iterations=1
+        )
+        places = tf.math.invert_permutation(order)
+        return {
+            name: tf.ensure_shape(tf.gather(result.concat(), places), spec.shape)
+            for (name, spec), result in zip(self.outputs.items(), results, strict=True)
+        }
+
+    def _fill_up(self, name: str, told: tf.Tensor, length) -> tf.Tensor:
+        """Zeros behind what was not run, so that all parts are as long as the batch."""
+        shape = self.outputs[name].shape
+        if shape.rank < 2 or shape[1] is not None:
+            return told
+        paddings = [[0, 0], [0, length - tf.shape(told)[1]]] + [[0, 0]] * (shape.rank - 2)
+        return tf.pad(told, paddings)
+
+
+def parse_examples(serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+    """tf.Examples, string [B] -> int32 [B, T] each, T being the length of the longest."""
+    parsed = tf.io.parse_example(serialized, {name: tf.io.RaggedFeature(tf.int64) for name in SEQUENCES})
+    lengths = [ragged.bounding_shape(axis=1) for ragged in parsed.values()]
+    longest = tf.reduce_max(tf.stack([*lengths, 1]))
+    batch = {}
+    for (name, ragged), length in zip(parsed.items(), lengths, strict=True):
+        dense = tf.cast(ragged.to_tensor(), tf.int32)
+        batch[name] = tf.pad(dense, [[0, 0], [0, longest - length]])
+    return batch
