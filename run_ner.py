@@ -165,7 +165,7 @@ def unit_of(texts: Sequence[TaggedText]) -> str:
 def run_trial(
     strategy, settings: NerSettings, found: Pretrained, data: dict[str, EncodedTexts], output_dir: str, seed: int
 ) -> dict[str, float]:
-    """Trains, evaluates and predicts, as the flags say; gives the figures of the evaluation."""
+    """Trains, evaluates and predicts, as the flags say; gives the figures of both sets."""
     with strategy.scope():
         model = make_model(found.config, settings, **training_flags.model_options(seed))
     tuning = FineTuning(strategy, model, parser(settings), settings.max_seq_length, ("label_ids", "label_mask"))
@@ -199,20 +199,22 @@ def run_trial(
         batch_size = PREDICT_BATCH_SIZE.value
         told = tuning.predictions(encoded.records, batch_size, "predict_batch_size", tag_and_probability)("Predicting")
         if is_chief(strategy):
-            write_answers(output_dir, step, encoded, told)
+            results |= write_answers(output_dir, step, encoded, told)
     return results
 
 
-def write_answers(output_dir: str, step: int, encoded: EncodedTexts, told) -> None:
-    """Writes predictions.conll and predictions.jsonl; and test_results.txt, where the right tags are known."""
+def write_answers(output_dir: str, step: int, encoded: EncodedTexts, told) -> dict[str, float]:
+    """Writes predictions.conll and predictions.jsonl; where right tags are known also test_results.txt, and gives it."""
     entities = encoded.entities(told)
     write_text(Path(output_dir) / "predictions.conll", "".join(conll_lines(encoded.texts, entities)))
     rows = (json_object(text, found) for text, found in zip(encoded.texts, entities, strict=True))
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_text(Path(output_dir) / "predictions.jsonl", lines)
-    if encoded.texts[0].entities is not None:
-        figures = {name.replace("eval_", "test_"): value for name, value in encoded.figures(told).items()}
-        write_results(output_dir, step, figures, name="test_results")
+    if encoded.texts[0].entities is None:
+        return {}
+    figures = {name.replace("eval_", "test_"): value for name, value in encoded.figures(told).items()}
+    write_results(output_dir, step, figures, name="test_results")
+    return figures
 
 
 if __name__ == "__main__":

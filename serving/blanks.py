@@ -68,6 +68,7 @@ class BlankService(Service):
         return self.answer_tokens(**self._pack(self._graph_tokenizer.tokenize(text)).batch)
 
     def answer_tokens(self, **batch):
+        batch = self.without_padding_of_server(batch)
         told = self.run_in_parts(batch)
         counts = tf.reduce_sum(tf.cast(self._is_mask(batch), tf.int32), axis=1)  # [B]
         most = tf.reduce_max(tf.concat([counts, [0]], axis=0))

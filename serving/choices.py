@@ -57,6 +57,7 @@ class ChoiceService(Service):
         return dict.fromkeys(SEQUENCES, tf.TensorSpec([None, self.settings.num_choices, None], tf.int32))
 
     def answer_tokens(self, **batch):
+        batch = self.without_padding_of_server(batch)
         flat = {name: tf.reshape(ids, [-1, tf.shape(ids)[-1]]) for name, ids in batch.items()}  # [B * C, T]
         return self._choose(self.run_in_parts(flat)["logits"])
 

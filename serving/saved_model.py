@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from data.graph_tokenization import SERVING_TEXT_OPS
+from serving.deployment import write_warmup_requests
 from serving.service import TEXTS, Service
 from tasks.settings import SETTINGS_FILE
 from training.state import write_text
@@ -26,8 +27,13 @@ _TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1}
 _PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
-def save(service: Service, directory: str | Path) -> Path:
+def save(service: Service, directory: str | Path, model_name: str = "model") -> Path:
     """Saves a service, and does not leave half of one: the directory appears when all is checked.
+
+    Args:
+        service: of a task.
+        directory: of a version, named by its number.
+        model_name: on the server.
 
     Raises:
         ValueError: the directory is there already, TF Serving does not know an op, or what was saved does not answer as
@@ -46,6 +52,7 @@ def save(service: Service, directory: str | Path) -> Path:
             tf.saved_model.save(service, made, signatures=signatures)
         check_ops(op_names(made))
         check_answers(made, service, signatures[SERVING_DEFAULT])
+        write_warmup_requests(made, model_name, {SERVING_DEFAULT: warmup_requests(service)})
         _write_manifest(made)
         made.rename(directory)
     return directory
@@ -103,6 +110,13 @@ def check_answers(saved_model_dir: str | Path, service: Service, answer: Callabl
             is_same = np.allclose(values, others, atol=tolerance) and np.isfinite(others).all()
         if not is_same:
             raise ValueError(f"The saved model answers {name} = {others}, but should answer {values}.")
+
+
+def warmup_requests(service: Service) -> list[dict[str, list]]:
+    """Requests of one row and of many, short ones and long ones."""
+    samples = service.samples()
+    batches = [[sample] for sample in samples] + [list(samples) * 8]
+    return [{name: [row[name] for row in rows] for name in service.inputs()} for rows in batches]
 
 
 def _write_assets(service: Service, directory: Path) -> Iterator[Path]:

@@ -66,7 +66,13 @@ class Service(tf.Module):
 
     def answer_tokens(self, **batch: tf.Tensor) -> dict[str, tf.Tensor]:
         """`input_ids`, `input_mask` and `segment_ids` -> what the network says of them."""
-        return self.run_in_parts(batch)
+        return self.run_in_parts(self.without_padding_of_server(batch))
+
+    def without_padding_of_server(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Masks what TF Serving fills up with where it joins requests: the first value of each row, [CLS] and its 1."""
+        ids = batch["input_ids"]
+        is_padding = (ids == self.tokenizer.vocab["[CLS]"]) & (tf.range(tf.shape(ids)[-1]) > 0)
+        return {**batch, "input_mask": tf.where(is_padding, 0, batch["input_mask"])}
 
     def answer_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
         """tf.Examples as the scripts write them, string [B] -> what the network says of them."""

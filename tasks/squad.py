@@ -115,18 +115,17 @@ class SquadPredictor:
             batch_size: windows that run together.
             max_answer_length: the most pieces of an answer.
         """
-        if not question.strip():
-            raise ValueError("The question is empty.")
-        asked = Question("", question, Context.of(context), (), False, None, None)
-        windows = list(question_windows([asked], self._encoder))
+        if not self._tokenizer.tokenize_to_ids(question):
+            raise ValueError(f"The question is empty: {question[:40]!r}.")
+        windows = list(question_windows([Question("", question, Context.of(context))], self._encoder))
         start_logits, end_logits = self._logits(windows, batch_size)
-        text = QuestionText(
-            "", asked.context.words, [self._window_text(w) for w in windows], context, asked.context.word_starts
-        )
+        # The context as one long word: an answer is cut out as it stands there, white space and all.
+        offsets = [(piece.start, piece.end) for piece in self._tokenizer.tokenize_with_offsets(context)]
+        texts = [self._window_text(window, offsets) for window in windows]
+        text = QuestionText("", [context], texts, context, [0])
         settings = AnswerSettings(
             n_best_size=max(20, top_k),
             max_answer_length=max_answer_length,
-            do_lower_case=self.settings.do_lower_case,
             version_2_with_negative=self.settings.version_2_with_negative,
             null_score_diff_threshold=self.settings.null_score_diff_threshold,
         )
@@ -138,19 +137,21 @@ class SquadPredictor:
         others = [span for span in spans if (span.text == "") != is_empty]
         return (chosen + others or [FoundSpan("", 0, 0, 1.0)])[:top_k]
 
-    def _window_text(self, window: Window) -> WindowText:
-        start = window.document_start
-        pieces = window.input_ids[start : start + len(window.word_indices)]
-        tokens = self._tokenizer.convert_ids_to_tokens(pieces)
-        return WindowText(window.unique_id, start, tokens, window.word_indices, window.is_max_context)
+    def _window_text(self, window: Window, offsets: Sequence[tuple[int, int]]) -> WindowText:
+        start, length = window.document_start, len(window.word_indices)
+        step = min(self.settings.max_seq_length - start - 1, self.settings.doc_stride)
+        first = window.doc_span_index * step  # of the pieces of the context
+        part, no_words = offsets[first : first + length], np.zeros(length, np.int32)
+        return WindowText(window.unique_id, start, (), no_words, window.is_max_context, part)
 
     def _logits(self, windows: Sequence[Window], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """Logits of starts and ends, each [windows, max_seq_length]."""
         logits = np.full([len(windows), self.settings.max_seq_length, 2], MISSING, np.float32)
         rows = [Features(window.input_ids, window.document_start) for window in windows]
         for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):
-            told = self._run(batch).numpy()
-            logits[numbers, : told.shape[1]] = told
+            told, is_token = self._run(batch).numpy(), batch["input_mask"].numpy() > 0
+            # What the network says of padding must not matter, since how much there is depends on the other windows.
+            logits[numbers, : told.shape[1]] = np.where(is_token[..., np.newaxis], told, MISSING)
         return logits[..., 0], logits[..., 1]
 
     @tf.function(input_signature=BATCH_SIGNATURE)

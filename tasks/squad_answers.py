@@ -9,7 +9,7 @@ several models averaged, in seconds. The way of an answer:
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,8 @@ class WindowText(NamedTuple):
         tokens: those of the context alone.
         word_indices: int [tokens], the word that each came from.
         is_max_context: bool [tokens], whether no other window shows more of what stands around it.
+        offsets: (start, end) of each token in its word, in characters. Where they are given, answers are cut by them,
+            and not recovered from the tokens as in the original.
     """
 
     unique_id: int
@@ -70,6 +72,7 @@ class WindowText(NamedTuple):
     tokens: Sequence[str]
     word_indices: np.ndarray
     is_max_context: np.ndarray
+    offsets: Sequence[tuple[int, int]] | None = None
 
 
 class QuestionText(NamedTuple):
@@ -248,13 +251,7 @@ def _nbest(
             continue
         window = question.windows[candidates.windows[index]]
         first, last = candidates.starts[index], candidates.ends[index]
-        span = recover(
-            _piece_text(window.tokens[first : last + 1]),
-            question.words,
-            int(window.word_indices[first]),
-            int(window.word_indices[last]),
-            normal_of,
-        )
+        span = _span(question, window, first, last, normal_of)
         text = span_text(span, question.words)
         if text not in entries:
             entries[text] = _Entry(
@@ -263,6 +260,18 @@ def _nbest(
     if settings.version_2_with_negative and "" not in entries:  # beyond n_best_size, as in the original
         entries[""] = _Entry("", *null_logits)
     return list(entries.values()) or [_Entry(_NONCE, 0.0, 0.0)]
+
+
+def _span(question: QuestionText, window: WindowText, first: int, last: int, normal_of: Mapping[str, str]) -> Span:
+    """Where the text from one token to another stands."""
+    first_word, last_word = int(window.word_indices[first]), int(window.word_indices[last])
+    if window.offsets is None:
+        pieces = _piece_text(window.tokens[first : last + 1])
+        return recover(pieces, question.words, first_word, last_word, normal_of)
+    (start, first_end), (last_start, end) = window.offsets[first], window.offsets[last]
+    if first_word == last_word:  # accents may have changed places, so the first token may stand behind the last
+        start, end = min(start, last_start), max(end, first_end)
+    return Span(first_word, start, last_word, end)
 
 
 class _Candidates(NamedTuple):
