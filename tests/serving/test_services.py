@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from data.graph_packing import SentencePacker
 from data.sentence_features import SentenceEncoder
 from data.tokenization import FullTokenizer
 from modeling.config import BertConfig
@@ -99,11 +100,21 @@ def test_chooses_as_the_class_does():
     model = ChoiceModel(CONFIG, seed=3)
     lines = [line for line in LINES if line.strip()][:300]
     endings = [[lines[row], lines[-row - 1], lines[row // 2]] for row in range(len(lines))]
-    told = answer(ChoiceService(model, tokenizer, settings), context=lines, endings=endings)
+    service = ChoiceService(model, tokenizer, settings)
+    told = answer(service, context=lines, endings=endings)
     expected = ChoicePredictor(model, SentenceEncoder(tokenizer, 24), settings).predict(
         list(zip(lines, endings, strict=True))
     )
     np.testing.assert_array_equal(told["label"], [chosen.index for chosen in expected])
+    pieces = [
+        [service._graph_tokenizer.tokenize(tf.constant(row)) for row in ([line] * 3, ends)]
+        for line, ends in zip(lines[:9], endings[:9], strict=True)
+    ]
+    rows = [SentencePacker(VOCAB, 24)(*pair).batch for pair in pieces]  # [C, T] each
+    batch = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}  # [B, C, T]
+    filled = {name: tf.where(batch["input_mask"] > 0, ids, ids[..., :1]) for name, ids in batch.items()}
+    of_tokens = tf.function(service.answer_tokens)(**filled)
+    np.testing.assert_allclose(of_tokens["probabilities"], told["probabilities"][:9], atol=1e-5)
     np.testing.assert_allclose(told["probabilities"], [chosen.probabilities for chosen in expected], atol=1e-5)
 
 
@@ -162,6 +173,9 @@ def test_tokens_and_examples():
     packed = service._pack(service._graph_tokenizer.tokenize(tf.constant(LINES[:50]))).batch
     told = tf.function(service.answer_tokens)(**packed)
     np.testing.assert_allclose(told["probabilities"], answer(service, text=LINES[:50])["probabilities"], atol=1e-6)
+    # Where TF Serving joins requests of different lengths, it fills them up with the first value of each.
+    filled = {name: tf.where(packed["input_mask"] > 0, ids, ids[:, :1]) for name, ids in packed.items()}
+    np.testing.assert_allclose(tf.function(service.answer_tokens)(**filled)["logits"], told["logits"], atol=1e-5)
     # As long as it takes: padding behind changes nothing, and neither does its absence.
     records = []
     for row in range(50):
