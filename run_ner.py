@@ -204,7 +204,7 @@ def run_trial(
 
 
 def write_answers(output_dir: str, step: int, encoded: EncodedTexts, told) -> dict[str, float]:
-    """Writes predictions.conll and predictions.jsonl, and test_results.txt where right tags are known; gives the last."""
+    """Writes predictions.conll and .jsonl, and test_results.txt where right tags are known; gives its figures."""
     entities = encoded.entities(told)
     write_text(Path(output_dir) / "predictions.conll", "".join(conll_lines(encoded.texts, entities)))
     rows = (json_object(text, found) for text, found in zip(encoded.texts, entities, strict=True))

@@ -135,7 +135,7 @@ class GraphTokenizer(tf.Module):
             is_plain &= ~tf.strings.regex_full_match(texts, f"(?s).*(?:{self._special_pattern}).*")
         return tf.cond(
             tf.reduce_all(is_plain),
-            lambda: self._cut_plain_texts(texts),
+            lambda: self.tokenize_plain(texts),
             lambda: self._cut_mixed_texts(texts, is_plain),
         )
 
@@ -156,13 +156,14 @@ class GraphTokenizer(tf.Module):
             for values in (starts, ends)
         )
 
-    def _cut_plain_texts(self, texts):
+    def tokenize_plain(self, texts):
+        """`tokenize` for texts of plain characters only; others may come out in other pieces."""
         pieces = self._wordpiece_of_texts.tokenize(self._plain_normalizer.normalize(texts))
         return pieces.with_values(tf.gather(self._ids, pieces.values))
 
     def _cut_mixed_texts(self, texts, is_plain):
         plain, other = tf.where(is_plain)[:, 0], tf.where(~is_plain)[:, 0]
-        ids_of_plain = self._cut_plain_texts(tf.gather(texts, plain))
+        ids_of_plain = self.tokenize_plain(tf.gather(texts, plain))
         ids_of_other = self._cut_any_texts(tf.gather(texts, other))[0]
         places = tf.math.invert_permutation(tf.concat([plain, other], 0))
         return tf.gather(tf.concat([ids_of_plain, ids_of_other], 0), places)

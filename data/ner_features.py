@@ -61,7 +61,11 @@ def unit_tags(units: UnitText, entities: Sequence[Entity]) -> list[str]:
 
 def entities_of(units: UnitText, tags: Sequence[str]) -> list[Entity]:
     """What tags of units amount to, as spans of atoms."""
-    return [Entity(units.atoms[e.start][0], units.atoms[e.end - 1][1], e.type) for e in decode(tags)]
+    return [
+        # Accents may have changed places, so the first unit need not be the one that begins first.
+        Entity(min(start for start, _ in atoms), max(end for _, end in atoms), entity.type)
+        for entity, atoms in ((entity, units.atoms[entity.start : entity.end]) for entity in decode(tags))
+    ]
 
 
 def windows(

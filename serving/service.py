@@ -87,7 +87,10 @@ class Service(tf.Module):
 
         No row has a say in the answers of another, in whatever company it runs.
         """
-        batch = {name: batch[name] for name in SEQUENCES}
+        num_rows = tf.shape(batch["input_ids"])[0]
+        # With no row to run, nothing would tell how wide answers are: so there is always one, and it goes again.
+        missing = tf.cast(num_rows == 0, tf.int32)
+        batch = {name: tf.pad(batch[name], [[0, missing], [0, 0]]) for name in SEQUENCES}
         count, length = tf.unstack(tf.shape(batch["input_ids"]))
         # Of the last token that counts, since nothing says that a mask begins with its ones.
         ends = tf.reduce_max(tf.where(batch["input_mask"] > 0, tf.range(length) + 1, 1), axis=1)  # [B]
@@ -111,7 +114,7 @@ class Service(tf.Module):
         )
         places = tf.math.invert_permutation(order)
         return {
-            name: tf.ensure_shape(tf.gather(result.concat(), places), spec.shape)
+            name: tf.ensure_shape(tf.gather(result.concat(), places), spec.shape)[:num_rows]
             for (name, spec), result in zip(self.outputs.items(), results, strict=True)
         }
 

@@ -3,7 +3,6 @@
 Axes in comments: B batch, T sequence length, L tags, N records.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from data.example_records import ExampleRecords
-from data.ner import Entity, TaggedText, tags
+from data.ner import Entity, TaggedText, decode, tags
 from data.ner_features import TokenWindow, UnitText, entities_of, split_units, unit_tags, windows
 from data.tfrecord import ExampleEncoder
 from data.tokenization import FullTokenizer
@@ -104,12 +103,8 @@ def entities_told(
             sure[text][unit] = float(of_window[position, 1])
     result = []
     for text, names, scores in zip(texts, tags_of, sure, strict=True):
-        starts = [start for start, _ in text.atoms]
-        found = []
-        for entity in entities_of(text, names):
-            first, last = bisect.bisect_left(starts, entity.start), bisect.bisect_left(starts, entity.end)
-            found.append((entity, min(scores[first:last])))
-        result.append(found)
+        least_sure = [min(scores[entity.start : entity.end]) for entity in decode(names)]
+        result.append(list(zip(entities_of(text, names), least_sure, strict=True)))
     return result
 
 

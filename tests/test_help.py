@@ -18,6 +18,7 @@ FLAGS = {
     "extract_features.py": ("--input_file", "--layers", "--pooling", "--query", "--sts_file"),
     "run_fill_mask.py": ("--text", "--top_k"),
     "convert_checkpoint.py": ("--input", "--format"),
+    "export_model.py": ("--model_dir", "--task", "--precision", "--tflite_modes", "--mediapipe"),
 }
 
 

@@ -18,7 +18,15 @@ from data import graph_tokenization, unicode_tables
 from data.graph_packing import SentencePacker
 from data.graph_tokenization import SERVING_TEXT_OPS, GraphTokenizer
 from data.sentence_features import SentenceEncoder, padded
-from data.tokenization import CJK_BLOCKS, FullTokenizer, is_deleted, is_ideograph, is_punctuation, is_white_space
+from data.tokenization import (
+    CJK_BLOCKS,
+    FullTokenizer,
+    is_deleted,
+    is_ideograph,
+    is_punctuation,
+    is_white_space,
+    split_words,
+)
 
 MODES = {"uncased": (True, True), "cased": (False, False), "lower": (True, False), "strip": (False, True)}
 any_mode = pytest.mark.parametrize("mode", MODES)
@@ -92,6 +100,28 @@ def test_declaration_of_human_rights_in_all_its_languages(shared, mode):
     graph = GraphTokenizer(tokenizer)
     assert graph.tokenize([case["text"] for case in cases]).to_list() == expected
     _assert_agree(tokenizer, graph, [case["text"] for case in cases])
+
+
+def _words_in_python(text, mode):
+    return [(word.starts[0], word.ends[-1]) for word in split_words(text, *MODES[mode])]
+
+
+@any_mode
+def test_finds_the_same_words_in_any_text(mode):
+    _, graph = _tokenizers(mode)
+    text = st.text() | st.text(st.sampled_from(NASTY))
+
+    @quickly
+    @given(st.lists(text, max_size=30))
+    def agrees(texts):
+        texts = [*texts, *SINGLE_CASES.values()]
+        starts, ends = graph.split_words(tf.constant(texts, tf.string))
+        assert starts.dtype == ends.dtype == tf.int32
+        for text, of_text in zip(texts, zip(starts.to_list(), ends.to_list(), strict=True), strict=True):
+            assert list(zip(*of_text, strict=True)) == _words_in_python(text, mode), text
+
+    agrees()
+    assert graph.split_words(tf.constant([], tf.string))[0].to_list() == []
 
 
 @any_mode

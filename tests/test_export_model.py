@@ -1,0 +1,155 @@
+"""From the directory of a model to what runs without us, by the script."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  registers ops
+
+from modeling.checkpoint import save_checkpoint
+from modeling.config import BertConfig
+from modeling.models import ChoiceModel, PretrainingModel, SentenceModel, SpanModel, TokenModel
+from serving.tflite import LiteModel
+from tasks.choices import ChoiceSettings
+from tasks.ner import NerSettings
+from tasks.sentence_classifier import SentenceClassifier
+from tasks.sentences import SentenceSettings
+from tasks.settings import SETTINGS_FILE
+from tasks.squad import SquadSettings
+from tests.scripts import complaints, run, spell, write_tiny_model
+
+WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "##a", "##b", "##c", "##d", ".", ",", "?"]
+SENTENCES = SentenceSettings("single_label", ("no", "yes"), True, 16, has_pairs=True)
+
+
+def write_model(directory, model_class, settings=None, *arguments):
+    """A directory as a script leaves it, with random weights."""
+    directory.mkdir()
+    write_tiny_model(directory, WORDS)
+    config = BertConfig.from_json_file(directory / "config.json")
+    save_checkpoint(model_class(config, *arguments, seed=1), directory / "bert_model.ckpt")
+    (directory / "config.json").rename(directory / "bert_config.json")
+    if settings is not None:
+        (directory / SETTINGS_FILE).write_text(settings.to_json(), encoding="utf-8")
+    return directory
+
+
+def write_records(path, lengths):
+    rng = np.random.default_rng(1)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number, length in enumerate(lengths):
+            ids = [2, *rng.integers(5, 20, length - 2).tolist(), 3] + [0] * (16 - length)
+            mask, segments = [1] * length + [0] * (16 - length), [0] * 16
+            values = {"input_ids": ids, "input_mask": mask, "segment_ids": segments, "label_ids": [number % 2]}
+            feature = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=v)) for name, v in values.items()}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+def test_sentences_twice_into_one_directory(tmp_path):
+    model = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
+    for version in (1, 2):
+        said = run("export_model.py", *spell(model_dir=model, output_dir=tmp_path / "export"))
+        assert f"export/mrpc/{version}: " in said and "FastBertNormalize" in said
+    exported = tmp_path / "export" / "mrpc" / "2"
+    assert (exported / "assets.extra" / "tf_serving_warmup_requests").stat().st_size > 100
+    for name in ("models.config", "batching.config", "compose.yaml"):
+        assert "mrpc" in (tmp_path / "export" / name).read_text() or name == "batching.config"
+    loaded = tf.saved_model.load(exported)
+    pairs = [("a b c.", "d e f"), ("", "a"), ("ab, cd?", "")]
+    told = loaded.signatures["serving_default"](
+        text=tf.constant([a for a, _ in pairs]), text_pair=tf.constant([b for _, b in pairs])
+    )
+    expected = SentenceClassifier.load(model).predict(pairs)
+    assert [label.decode() for label in told["label"].numpy()] == [prediction.label for prediction in expected]
+    wanted = [list(prediction.probabilities.values()) for prediction in expected]
+    np.testing.assert_allclose(told["probabilities"], wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_class", "settings", "arguments", "flags", "request_of", "answers"),
+    [
+        (
+            *(TokenModel, NerSettings(("O", "B-x", "I-x"), "word", True, 16), (3,), {}),
+            {"text": ["a b c.", ""]},
+            {"entities", "types", "starts", "ends", "probabilities", "count"},
+        ),
+        (
+            *(SpanModel, SquadSettings(True, 16, 4, 6), (), {}),
+            {"question": ["a b?"], "context": ["a b c d e f g h i j a b c d"]},
+            {"answer", "start", "end", "probability", "answers", "starts", "ends", "probabilities"},
+        ),
+        (
+            *(ChoiceModel, ChoiceSettings(3, True, 16), (), {"precision": "float16"}),
+            {"context": ["a b"], "endings": [["c", "d", "e f"]]},
+            {"label", "logits", "probabilities"},
+        ),
+        (
+            *(PretrainingModel, None, (), {"task": "fill_mask", "top_k": 3}),
+            {"text": ["a [MASK] c"]},
+            {"tokens", "probabilities", "count"},
+        ),
+        (
+            *(PretrainingModel, None, (), {"task": "embeddings", "pooling": "max", "normalize": True}),
+            {"text": ["a b", "c"]},
+            {"vector"},
+        ),
+    ],
+    ids=["ner", "squad", "choice", "fill_mask", "embeddings"],
+)
+def test_every_task(tmp_path, model_class, settings, arguments, flags, request_of, answers):
+    model = write_model(tmp_path / "my model", model_class, settings, *arguments)
+    run("export_model.py", *spell(model_dir=model, output_dir=tmp_path / "export", **flags))
+    loaded = tf.saved_model.load(tmp_path / "export" / "my-model" / "1")
+    told = loaded.signatures["serving_default"](**{name: tf.constant(value) for name, value in request_of.items()})
+    assert told.keys() == answers
+    rows = len(next(iter(request_of.values())))
+    assert all(len(values) == rows for values in told.values())
+
+
+def test_tflite_with_a_report(tmp_path):
+    model = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
+    write_records(model / "train.tf_record", [16, 8, 12, 3] * 5)
+    write_records(model / "eval.tf_record", [5, 16, 9, 12])
+    modes = ("float32", "dynamic_int8", "int8")
+    said = run(
+        "export_model.py",
+        *spell(model_dir=model, output_dir=tmp_path / "lite", format="tflite", tflite_modes=",".join(modes)),
+    )
+    assert "| dynamic_int8 | 16 |" in said
+    reports = json.loads((tmp_path / "lite" / "mrpc" / "report.json").read_text())
+    assert [report["mode"] for report in reports] == list(modes)
+    assert all(report["num_sequences"] == 4 and 0 <= report["scores"]["eval_accuracy"] <= 1 for report in reports)
+    assert reports[0]["largest_difference"]["logits"] < 1e-5 < reports[1]["largest_difference"]["logits"] < 0.1
+    lite = LiteModel(tmp_path / "lite" / "mrpc" / "model_float32.tflite")
+    assert lite({name: np.ones([1, 16], np.int32) for name in ("input_ids", "input_mask", "segment_ids")}).keys() == {
+        "logits",
+        "probabilities",
+    }
+
+
+def test_says_what_is_wrong(tmp_path):
+    tuned = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
+    plain = write_model(tmp_path / "plain", PretrainingModel)
+    output = f"--output_dir={tmp_path / 'export'}"
+    missing, unknown_task, not_an_option, no_head, mode, precision, no_records, no_mediapipe = complaints(
+        "export_model.py",
+        [output],
+        [f"--model_dir={plain}", output],
+        [f"--model_dir={tuned}", output, "--top_k=3"],
+        [f"--model_dir={tuned}", output, "--task=fill_mask"],
+        [f"--model_dir={tuned}", output, "--format=tflite", "--tflite_modes=int4"],
+        [f"--model_dir={tuned}", output, "--format=tflite", "--precision=float16"],
+        [f"--model_dir={tuned}", output, "--format=tflite", "--tflite_modes=int8"],
+        [f"--model_dir={plain}", output, "--format=tflite", "--task=fill_mask", "--mediapipe"],
+    )
+    assert "--model_dir is missing" in missing
+    assert "bert_task.json" in unknown_task and "--task=embeddings" in unknown_task
+    assert "--top_k says nothing for --task=classification" in not_an_option
+    assert "no masked LM head" in no_head
+    assert "'int4'" in mode and "dynamic_int8" in mode
+    assert "--tflite_modes=float16" in precision
+    assert "--train_records" in no_records
+    assert "classifiers and embedders" in no_mediapipe
+    assert not (tmp_path / "export").exists() or not list((tmp_path / "export").glob("*/*"))
