@@ -32,6 +32,10 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	  --output_dir=quickstart/classifier --do_train --do_eval --num_train_epochs=4 --learning_rate=5e-4 --seed=1
 	@echo "Compute the sum of the elements along an axis of the array." | \
 	  $(RUN) run_classifier.py --output_dir=quickstart/classifier --do_predict --predict_file=-
+	@echo "7. Export: a SavedModel for TensorFlow Serving, text in and answers out, asked here by TensorFlow alone; and TFLite."
+	$(RUN) export_model.py --model_dir=quickstart/classifier --output_dir=quickstart/export
+	$(RUN) examples/ask_saved_model.py quickstart/export/classifier 'Return a graph of the layers of the model.'
+	$(RUN) export_model.py --model_dir=quickstart/classifier --output_dir=quickstart/phone --format=tflite
 	@echo "Done. quickstart/model and quickstart/classifier hold bert_model.ckpt in Google's format, bert_config.json and"
 	@echo "vocab.txt. Curves: $(BIN)/tensorboard --logdir quickstart"
 
