@@ -168,6 +168,19 @@ def test_rows_do_not_know_each_other(long_text):
     assert none["probabilities"].shape == (0, 3) and none["label"].shape == (0,)
 
 
+def test_512_rows_of_1_to_512_pieces():
+    tokenizer = FullTokenizer(vocab=VOCAB, do_lower_case=True)
+    config = BertConfig(**CONFIG.to_dict() | {"max_position_embeddings": 512})
+    settings = SentenceSettings("single_label", LABELS, True, 512)
+    ask = tf.function(SentenceService(SentenceModel(config, 3, seed=3), tokenizer, settings).answer)
+    texts = ["".join("abcdefgh"[i % 8] + "." for i in range(count // 2)) + "x" * (count % 2) for count in range(1, 513)]
+    together = ask(text=tf.constant(texts))["probabilities"].numpy()
+    for row in (0, 1, 17, 255, 508, 509, 511):
+        alone = ask(text=tf.constant(texts[row : row + 1]))["probabilities"].numpy()
+        np.testing.assert_allclose(together[row : row + 1], alone, atol=1e-5)
+    assert len({row.tobytes() for row in together}) > 400
+
+
 def test_tokens_and_examples():
     service, _ = sentence_parts()
     packed = service._pack(service._graph_tokenizer.tokenize(tf.constant(LINES[:50]))).batch
