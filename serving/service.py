@@ -15,9 +15,9 @@ from tasks.settings import TaskSettings
 
 TEXTS = tf.TensorSpec([None], tf.string)
 
-# Sequences of a request run together up to so many tokens. More would not be faster, and attention of 512 sequences
-# of 512 tokens would take gigabytes.
-_TOKENS_AT_ONCE = 8192
+# Sequences of a request run together up to so many tokens, padding counted. More would pad more and, on a CPU, gain
+# nothing (benchmarks/serving.py); and attention of 512 sequences of 512 tokens would take gigabytes.
+_TOKENS_AT_ONCE = 512
 
 
 class Service(tf.Module):
@@ -95,22 +95,23 @@ class Service(tf.Module):
         # Of the last token that counts, since nothing says that a mask begins with its ones.
         ends = tf.reduce_max(tf.where(batch["input_mask"] > 0, tf.range(length) + 1, 1), axis=1)  # [B]
         order = tf.argsort(ends)
-        rows_at_once = tf.maximum(_TOKENS_AT_ONCE // tf.maximum(length, 1), 1)
-        num_parts = (count + rows_at_once - 1) // rows_at_once
+        ends = tf.gather(ends, order)  # from the shortest row to the longest
 
-        def run_part(number, results):
-            rows = order[number * rows_at_once : (number + 1) * rows_at_once]
-            longest = tf.reduce_max(tf.gather(ends, rows))
+        def run_part(number, first, results):
+            num_tokens = tf.range(1, count - first + 1) * ends[first:]  # of the next row, of the next two, …
+            last = first + tf.maximum(tf.searchsorted(num_tokens, [_TOKENS_AT_ONCE], side="right")[0], 1) - 1
+            rows, longest = order[first : last + 1], ends[last]
             told = self.run({name: tf.gather(ids, rows)[:, :longest] for name, ids in batch.items()})
             told = [self._fill_up(name, told[name], length) for name in self.outputs]
-            return number + 1, [result.write(number, value) for result, value in zip(results, told, strict=True)]
+            results = [result.write(number, value) for result, value in zip(results, told, strict=True)]
+            return number + 1, last + 1, results
 
         empty = [
-            tf.TensorArray(spec.dtype, num_parts, element_shape=spec.shape, infer_shape=False, clear_after_read=True)
+            tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
             for spec in self.outputs.values()
         ]
-        _, results = tf.while_loop(
-            lambda number, _: number < num_parts, run_part, (tf.constant(0), empty), parallel_iterations=1
+        *_, results = tf.while_loop(
+            lambda number, first, results: first < count, run_part, (0, 0, empty), parallel_iterations=1
         )
         places = tf.math.invert_permutation(order)
         return {
