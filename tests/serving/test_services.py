@@ -105,7 +105,13 @@ def test_chooses_as_the_class_does():
     expected = ChoicePredictor(model, SentenceEncoder(tokenizer, 24), settings).predict(
         list(zip(lines, endings, strict=True))
     )
-    np.testing.assert_array_equal(told["label"], [chosen.index for chosen in expected])
+    wanted = np.array([chosen.probabilities for chosen in expected])
+    np.testing.assert_allclose(told["probabilities"], wanted, atol=1e-5)
+    # Endings that were cut to the same pieces are as likely as each other, and rounding decides.
+    is_clear = np.diff(np.sort(wanted), axis=1)[:, -1] > 1e-4
+    assert is_clear.mean() > 0.9
+    labels = np.array([chosen.index for chosen in expected])
+    np.testing.assert_array_equal(told["label"][is_clear], labels[is_clear])
     pieces = [
         [service._graph_tokenizer.tokenize(tf.constant(row)) for row in ([line] * 3, ends)]
         for line, ends in zip(lines[:9], endings[:9], strict=True)
@@ -115,7 +121,6 @@ def test_chooses_as_the_class_does():
     filled = {name: tf.where(batch["input_mask"] > 0, ids, ids[..., :1]) for name, ids in batch.items()}
     of_tokens = tf.function(service.answer_tokens)(**filled)
     np.testing.assert_allclose(of_tokens["probabilities"], told["probabilities"][:9], atol=1e-5)
-    np.testing.assert_allclose(told["probabilities"], [chosen.probabilities for chosen in expected], atol=1e-5)
 
 
 def blank_parts():
