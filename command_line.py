@@ -27,6 +27,9 @@ def run(main) -> None:
     def guarded(arguments: list[str]) -> None:
         absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
         absl_logging.set_verbosity(absl_logging.INFO)
+        # Our own messages have loggers by the names of their files. These two are TensorFlow's, and talk while saving.
+        logging.getLogger("absl").setLevel(logging.WARNING)
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
         if len(arguments) > 1:
             raise app.UsageError(f"Not a flag: {arguments[1]!r}. Flags start with --.")
         try:
