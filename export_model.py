@@ -74,6 +74,7 @@ def main() -> None:
     validate_flags()
     from serving.services import load_service  # late, so that --help does not wait for TensorFlow
 
+    name = model_name()
     is_fixed = _FORMAT.value == "tflite" and _TASK.value not in ("fill_mask", "embeddings")
     service = load_service(
         _MODEL_DIR.value,
@@ -85,7 +86,7 @@ def main() -> None:
         normalize=_NORMALIZE.value,
     )
     export = export_saved_model if _FORMAT.value == "saved_model" else export_tflite
-    export(service, model_name())
+    export(service, name)
 
 
 def export_saved_model(service, name: str) -> None:
@@ -120,23 +121,39 @@ def export_tflite(service, name: str) -> None:
         records["train.tf_record"],
         records["eval.tf_record"],
     )
-    print(to_markdown(reports) if reports else "No report: there are no --eval_records to compare models on.")
+    print(
+        to_markdown(reports) if reports else "No report: models of text are not compared, others need --eval_records."
+    )
 
 
 def validate_flags() -> None:
     for flag in (_MODEL_DIR, _OUTPUT_DIR):
         if not flag.value:
             raise ValueError(f"--{flag.name} is missing.")
+    directory = Path(_MODEL_DIR.value)  # or the prefix of a checkpoint
+    if not directory.exists() and not list(directory.parent.glob(f"{directory.name}.*")):
+        raise ValueError(f"There is nothing at --model_dir={_MODEL_DIR.value}.")
     modes = ("float32", "float16", "dynamic_int8", "int8")
+    if not _TFLITE_MODES.value:
+        raise ValueError(f"--tflite_modes is empty: name one or more of {', '.join(modes)}.")
     if unknown := [mode for mode in _TFLITE_MODES.value if mode not in modes]:
         raise ValueError(f"--tflite_modes has {unknown[0]!r}, which is not one of {', '.join(modes)}.")
     if _FORMAT.value == "tflite" and _PRECISION.value != "float32":
         raise ValueError("--precision is for SavedModels; for TFLite use --tflite_modes=float16.")
+    if "int8" in _TFLITE_MODES.value and (_RESIZABLE.value or _TFLITE_INPUT.value == "text"):
+        raise ValueError(
+            "int8 is measured on ids of one length: leave out --resizable and --tflite_input=text, or int8."
+        )
+    if _TFLITE_INPUT.value == "text" and (_RESIZABLE.value or _MEDIAPIPE.value):
+        raise ValueError("--tflite_input=text goes neither with --resizable nor with --mediapipe.")
 
 
 def model_name() -> str:
     """A name that can stand in a URL."""
-    return _MODEL_NAME.value or re.sub("[^A-Za-z0-9_.-]+", "-", Path(_MODEL_DIR.value).resolve().name).lstrip(".-")
+    from serving.deployment import checked_name
+
+    usual = re.sub("[^A-Za-z0-9_.-]+", "-", Path(_MODEL_DIR.value).resolve().name).lstrip(".-")
+    return checked_name(_MODEL_NAME.value or usual)
 
 
 if __name__ == "__main__":

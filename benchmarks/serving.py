@@ -32,7 +32,9 @@ _NUM_CLIENTS = flags.DEFINE_integer("num_clients", 16, "Clients that ask at the 
 _ROWS_PER_REQUEST = flags.DEFINE_integer("rows_per_request", 4, "A request has from 1 to so many lines.", lower_bound=1)
 _MAX_BATCH_SIZE = flags.DEFINE_integer("max_batch_size", 512, "As in batching.config.", lower_bound=1)
 _BATCH_TIMEOUT = flags.DEFINE_integer("batch_timeout_micros", 2000, "As in batching.config.", lower_bound=0)
-_NUM_BATCH_THREADS = flags.DEFINE_integer("num_batch_threads", 1, "As in batching.config.", lower_bound=1)
+_NUM_BATCH_THREADS = flags.DEFINE_integer(
+    "num_batch_threads", 1, "Batches at the same time; half as many as there are cores.", lower_bound=1
+)
 _LINES_PER_TURN = flags.DEFINE_integer("lines_per_turn", 500, "Lines until the other way has its turn.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 1, "Of the sizes of requests.")
 

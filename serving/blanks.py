@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from data.graph_packing import SentencePacker
 from data.graph_tokenization import GraphTokenizer
-from data.tokenization import FullTokenizer
+from data.tokenization import FullTokenizer, pieces_by_id
 from modeling.models import PretrainingModel
 from serving.service import TEXTS, Service
 from tasks.fill_mask import MASK, load_masked_lm
@@ -37,8 +37,8 @@ class BlankService(Service):
 
     def __init__(self, model: PretrainingModel, tokenizer: FullTokenizer, settings: BlankSettings):
         super().__init__(model, tokenizer, settings)
-        vocab = sorted(tokenizer.vocab, key=tokenizer.vocab.__getitem__)
-        self._tokens = tf.constant(vocab + ["[UNK]"] * (model.config.vocab_size - len(vocab)), tf.string)  # [V]
+        pieces = pieces_by_id(tokenizer.vocab)
+        self._tokens = tf.constant(pieces + ["[UNK]"] * (model.config.vocab_size - len(pieces)), tf.string)  # [V]
         self._graph_tokenizer = GraphTokenizer(tokenizer)
         self._pack = SentencePacker(tokenizer.vocab, settings.max_seq_length, pad_to_longest=True)
 

@@ -64,9 +64,13 @@ class ChoiceService(Service):
     def answer_examples(self, examples):
         # The sequences of an example stand one behind the other.
         flat = parse_examples(examples)  # [B, C * T]
+        count, total = tf.unstack(tf.shape(flat["input_ids"]))
         choices = self.settings.num_choices
-        length = tf.shape(flat["input_ids"])[1] // choices
-        return self.answer_tokens(**{name: tf.reshape(ids, [-1, choices, length]) for name, ids in flat.items()})
+        length = -(-total // choices)
+        paddings = [[0, 0], [0, length * choices - total]]
+        return self.answer_tokens(
+            **{name: tf.reshape(tf.pad(ids, paddings), [count, choices, length]) for name, ids in flat.items()}
+        )
 
     def run(self, batch):
         one_choice_each = {name: ids[:, tf.newaxis] for name, ids in batch.items()}  # [B * C, 1, T]

@@ -38,7 +38,7 @@ _BATCHING = """\
 # How TensorFlow Serving joins requests that come at about the same time (--batching_parameters_file).
 
 # The most rows of a batch, and so of one request: more are refused. Memory does not grow with them, since the model
-# runs a few thousand tokens at a time; but whoever is in a batch waits for all of it.
+# runs a few hundred tokens at a time; but whoever is in a batch waits for all of it.
 max_batch_size {{ value: {max_batch_size} }}
 
 # How long a request waits for others. Under load batches fill up before, so this is what a lonely request pays.
@@ -180,7 +180,7 @@ def write_models_config(output_dir: str | Path, model_names: Sequence[str]) -> P
                 f"{path} is not a config of TensorFlow Serving: {error}. Mend it or move it away."
             ) from None
     before = {model.name for model in config.model_config_list.config}
-    missing = [_checked_name(name) for name in dict.fromkeys(model_names) if name not in before]
+    missing = [checked_name(name) for name in dict.fromkeys(model_names) if name not in before]
     if missing or not path.exists():  # else the file stays, with its comments
         for name in missing:
             config.model_config_list.config.add(name=name, base_path=f"/models/{name}", model_platform="tensorflow")
@@ -222,7 +222,7 @@ def write_compose_file(output_dir: str | Path, model_name: str, image: str = SER
     if not path.exists():
         text = _COMPOSE.format(
             image=image,
-            model_name=_checked_name(model_name),
+            model_name=checked_name(model_name),
             models_config=MODELS_CONFIG,
             batching_config=BATCHING_CONFIG,
         )
@@ -246,8 +246,8 @@ def write_deployment(
     ]
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
     """A name that is safe in a URL, in a path and in YAML."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise ValueError(f"{name!r} is no name for a model: letters, digits, `_`, `-` and `.` make one.")
+        raise ValueError(f"{name!r} is no name for a model: --model_name is made of letters, digits, `_`, `-` and `.`.")
     return name

@@ -19,7 +19,7 @@ import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
 from data.example_records import SEQUENCES
-from data.tokenization import FullTokenizer
+from data.tokenization import FullTokenizer, pieces_by_id
 
 # As MediaPipe calls them.
 _INPUT_NAMES = dict(zip(SEQUENCES, ("ids", "mask", "segment_ids"), strict=True))
@@ -77,21 +77,13 @@ def _with_metadata(content: bytes, name: str, output: str, tokenizer: FullTokeni
     model.metadata = [*(model.metadata or []), entry]
     builder = flatbuffers.Builder(len(content))
     builder.Finish(model.Pack(builder), b"TFL3")
-    files = {_VOCAB_FILE: _lines(tokenizer.vocab)} | ({_LABEL_FILE: labels} if labels else {})
+    files = {_VOCAB_FILE: pieces_by_id(tokenizer.vocab)} | ({_LABEL_FILE: labels} if labels else {})
     return _with_files(bytes(builder.Output()), {name: "\n".join(lines) + "\n" for name, lines in files.items()})
 
 
 def _input_name(tensor_name: str) -> str:
     """`serving_default_input_ids:0` -> `ids`."""
     return next((_INPUT_NAMES[name] for name in SEQUENCES if tensor_name.split(":")[0].endswith(name)), tensor_name)
-
-
-def _lines(vocab: Mapping[str, int]) -> list[str]:
-    """Each piece at the line of its id. Lines that nobody has, behind a piece that is there twice, stay empty."""
-    lines = [""] * (max(vocab.values()) + 1)
-    for piece, number in vocab.items():
-        lines[number] = piece
-    return lines
 
 
 def _with_files(content: bytes, files: Mapping[str, str]) -> bytes:

@@ -69,10 +69,20 @@ class Service(tf.Module):
         return self.run_in_parts(self.without_padding_of_server(batch))
 
     def without_padding_of_server(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Masks what TF Serving fills up with where it joins requests: the first value of each row, [CLS] and its 1."""
-        ids = batch["input_ids"]
+        """Masks what TF Serving fills up with where it joins requests: the first value of each row, [CLS] and its 1.
+
+        And mends what would be an error for all who were joined: a row that is too long is cut, and an id that there is
+        not is that of an unknown piece.
+        """
+        most = self.config.max_position_embeddings
+        ids, mask, segments = (batch[name][..., :most] for name in SEQUENCES)
         is_padding = (ids == self.tokenizer.vocab["[CLS]"]) & (tf.range(tf.shape(ids)[-1]) > 0)
-        return {**batch, "input_mask": tf.where(is_padding, 0, batch["input_mask"])}
+        is_id = (ids >= 0) & (ids < self.config.vocab_size)
+        return {
+            "input_ids": tf.where(is_id, ids, self.tokenizer.vocab["[UNK]"]),
+            "input_mask": tf.where(is_padding, 0, mask),
+            "segment_ids": tf.clip_by_value(segments, 0, self.config.type_vocab_size - 1),
+        }
 
     def answer_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
         """tf.Examples as the scripts write them, string [B] -> what the network says of them."""

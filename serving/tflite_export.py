@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from data.example_records import SEQUENCES
 from serving import mediapipe
+from serving.blanks import BlankService
 from serving.choices import ChoiceService
 from serving.sentences import SentenceService
 from serving.service import Service
 from serving.tflite import Batch, Outputs, Run, convert
-from serving.tflite_report import LiteReport, measure, write_reports
+from serving.tflite_report import REPORT_JSON, REPORT_MARKDOWN, LiteReport, measure, write_reports
 from serving.tflite_text import convert_text
 from serving.vectors import VectorService
 from tasks import sentence_results
@@ -47,13 +48,24 @@ def export(
         train_file: records of a script (train.tf_record), to measure the ranges of int8 on.
         eval_file: records of a script (eval.tf_record), to compare models on.
     """
-    if isinstance(service, ChoiceService):
-        raise ValueError("Multiple choice has no TFLite form: a model there takes one sequence at a time.")
+    if isinstance(service, (ChoiceService, BlankService)):
+        raise ValueError(
+            "Multiple choice and fill_mask have no TFLite form: a model there takes one sequence, and answers with as "
+            "many numbers for each."
+        )
+    is_plain = isinstance(service, SentenceService) and service.settings.long_text == "head"
+    if takes_text and not (is_plain or isinstance(service, VectorService)):
+        raise ValueError(
+            "TFLite takes text for labels, numbers and vectors, of the head of a text (--long_text=head): use "
+            "--tflite_input=ids."
+        )
     if "int8" in modes and not train_file:
         raise ValueError("The mode int8 measures ranges on training data: name its records by --train_records.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     run = _only_output(service) if for_mediapipe else service.run
+    for name in (REPORT_JSON, REPORT_MARKDOWN):
+        (directory / name).unlink(missing_ok=True)  # of other models
     features, score = (None, None) if eval_file is None else _read_scored(service, eval_file, max_seq_length)
     reports = []
     for mode in modes:
@@ -78,6 +90,8 @@ def export(
 
 def _only_output(service: Service) -> Run:
     """MediaPipe wants a model with one output."""
+    if "text_pair" in service.inputs():
+        raise ValueError("MediaPipe takes one text, but this model was trained on pairs: leave out --mediapipe.")
     name = "vector" if isinstance(service, VectorService) else "probabilities"
     if name not in service.outputs or not isinstance(service, (VectorService, SentenceService)):
         raise ValueError("MediaPipe has classifiers and embedders: export a model of labels, or --task=embeddings.")
@@ -102,11 +116,14 @@ def _read_scored(service: Service, path: str, max_seq_length: int):
     """Sequences of records, and what makes figures of answers to them; None where figures need more than records."""
     if not isinstance(service, SentenceService) or service.settings.kind == "multi_label":
         return read_features(path, max_seq_length), None
-    rows, examples = zip(*_records(path, max_seq_length), strict=True)
-    features = {name: np.stack([row[name] for row in rows]) for name in SEQUENCES}
+    features = read_features(path, max_seq_length)
     settings = service.settings
     field = "float_list" if settings.kind == "regression" else "int64_list"
-    labels = np.array([getattr(example.features.feature["label_ids"], field).value[0] for example in examples])
+    examples = [example for _, example in _records(path, max_seq_length)]
+    values = [getattr(example.features.feature["label_ids"], field).value for example in examples]
+    if not all(values):
+        raise ValueError(f"{path} has records without label_ids: name records of a set that has labels.")
+    labels = np.array([value[0] for value in values])
 
     def score(outputs: Outputs) -> Mapping[str, float]:
         told = outputs["probabilities"] if "probabilities" in outputs else outputs["logits"]

@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from data.example_records import SEQUENCES
 from serving.tflite import Batch, LiteModel, Outputs, Run
+from training.state import write_text
 
 # From what a model says of all sequences to figures by name, such as the accuracy.
 Score = Callable[[Outputs], Mapping[str, float]]
 
+REPORT_JSON, REPORT_MARKDOWN = "report.json", "report.md"
 _BATCH_SIZE = 16
 _WARM_UP = 3
 
@@ -147,21 +149,22 @@ def write_reports(reports: Sequence[LiteReport], directory: str | Path) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = [dataclasses.asdict(report) for report in reports]
-    (directory / "report.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    (directory / "report.md").write_text(to_markdown(reports), encoding="utf-8")
+    write_text(directory / REPORT_JSON, json.dumps(values, indent=2) + "\n")
+    write_text(directory / REPORT_MARKDOWN, to_markdown(reports))
 
 
 def to_markdown(reports: Sequence[LiteReport]) -> str:
     """A table with a line for each mode."""
     metrics = list(dict.fromkeys(name for report in reports for name in report.scores))
-    header = ["mode", "length", "MB", "largest difference"]
+    header = ["mode", "length", "MB", "sequences", "largest difference"]
     header += [f"{name} (Keras)" for name in metrics] + ["ms (Keras)"]
     lines = [header, ["---"] * len(header)]
     for report in reports:
         length = f"up to {report.max_seq_length}" if report.resizable else str(report.max_seq_length)
         scores = [f"{report.scores[name]:.4f} ({report.keras_scores[name]:.4f})" for name in metrics]
         lines.append(
-            [report.mode, length, f"{report.size_bytes / 1e6:.1f}", f"{max(report.largest_difference.values()):.2g}"]
+            [report.mode, length, f"{report.size_bytes / 1e6:.1f}", str(report.num_sequences)]
+            + [f"{max(report.largest_difference.values()):.2g}"]
             + scores
             + [f"{report.milliseconds:.1f} ({report.keras_milliseconds:.1f})"]
         )

@@ -15,6 +15,12 @@ GOLDEN = Path(__file__).parent / "testdata" / "golden"
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: run side by side, the longest would else be the last, and alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def same_every_time() -> None:
     """Keras draws seeds that nobody gave from here: weights of a model without one are then the same in every run."""

@@ -1,6 +1,8 @@
 """From the directory of a model to what runs without us, by the script."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +66,19 @@ def test_sentences_twice_into_one_directory(tmp_path):
     assert [label.decode() for label in told["label"].numpy()] == [prediction.label for prediction in expected]
     wanted = [list(prediction.probabilities.values()) for prediction in expected]
     np.testing.assert_allclose(told["probabilities"], wanted, atol=1e-5)
+    shown, ran = (
+        saved_model_cli(exported, "show"),
+        saved_model_cli(exported, "run", "--input_exprs", 'text=["a b c."];text_pair=["d e f"]'),
+    )
+    assert "inputs['text_pair']" in shown and "outputs['probabilities']" in shown
+    assert f"[b'{expected[0].label}']" in ran
+
+
+def saved_model_cli(directory, command, *arguments):
+    """As docs/serving.md has it."""
+    code = "import sys, tensorflow_text; from tensorflow.python.tools.saved_model_cli import main; sys.exit(main())"
+    given = [command, "--dir", str(directory), "--tag_set", "serve", "--signature_def", "serving_default", *arguments]
+    return subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
@@ -131,25 +146,28 @@ def test_tflite_with_a_report(tmp_path):
 
 def test_says_what_is_wrong(tmp_path):
     tuned = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
+    tails = write_model(
+        tmp_path / "tails", SentenceModel, SentenceSettings("single_label", ("no", "yes"), True, 16, "tail"), 2
+    )
     plain = write_model(tmp_path / "plain", PretrainingModel)
     output = f"--output_dir={tmp_path / 'export'}"
-    missing, unknown_task, not_an_option, no_head, mode, precision, no_records, no_mediapipe = complaints(
-        "export_model.py",
-        [output],
-        [f"--model_dir={plain}", output],
-        [f"--model_dir={tuned}", output, "--top_k=3"],
-        [f"--model_dir={tuned}", output, "--task=fill_mask"],
-        [f"--model_dir={tuned}", output, "--format=tflite", "--tflite_modes=int4"],
-        [f"--model_dir={tuned}", output, "--format=tflite", "--precision=float16"],
-        [f"--model_dir={tuned}", output, "--format=tflite", "--tflite_modes=int8"],
-        [f"--model_dir={plain}", output, "--format=tflite", "--task=fill_mask", "--mediapipe"],
-    )
-    assert "--model_dir is missing" in missing
-    assert "bert_task.json" in unknown_task and "--task=embeddings" in unknown_task
-    assert "--top_k says nothing for --task=classification" in not_an_option
-    assert "no masked LM head" in no_head
-    assert "'int4'" in mode and "dynamic_int8" in mode
-    assert "--tflite_modes=float16" in precision
-    assert "--train_records" in no_records
-    assert "classifiers and embedders" in no_mediapipe
+    of_tuned, of_plain = [f"--model_dir={tuned}", output], [f"--model_dir={plain}", output]
+    lite = [*of_tuned, "--format=tflite"]
+    wrong = {
+        "--model_dir is missing": [output],
+        "There is nothing at --model_dir": [f"--model_dir={tmp_path / 'nowhere'}", output],
+        "--task=embeddings can be made": of_plain,
+        "--top_k says nothing for --task=classification": [*of_tuned, "--top_k=3"],
+        "no masked LM head": [*of_tuned, "--task=fill_mask"],
+        "'../up' is no name": [*of_tuned, "--model_name=../up"],
+        "'int4', which is not one of float32": [*lite, "--tflite_modes=int4"],
+        "--tflite_modes=float16": [*lite, "--precision=float16"],
+        "--train_records": [*lite, "--tflite_modes=int8"],
+        "leave out --resizable": [*lite, "--tflite_modes=int8", "--resizable"],
+        "trained on pairs": [*lite, "--mediapipe"],
+        "--tflite_input=ids": [f"--model_dir={tails}", output, "--format=tflite", "--tflite_input=text"],
+        "fill_mask have no TFLite form": [*of_plain, "--format=tflite", "--task=fill_mask"],
+    }
+    for expected, said in zip(wrong, complaints("export_model.py", *wrong.values()), strict=True):
+        assert expected in said
     assert not (tmp_path / "export").exists() or not list((tmp_path / "export").glob("*/*"))

@@ -121,6 +121,8 @@ def test_chooses_as_the_class_does():
     filled = {name: tf.where(batch["input_mask"] > 0, ids, ids[..., :1]) for name, ids in batch.items()}
     of_tokens = tf.function(service.answer_tokens)(**filled)
     np.testing.assert_allclose(of_tokens["probabilities"], told["probabilities"][:9], atol=1e-5)
+    none = tf.function(service.answer_examples)(tf.constant([], tf.string))
+    assert none["probabilities"].shape == (0, 3)
 
 
 def blank_parts():
@@ -194,6 +196,13 @@ def test_tokens_and_examples():
     # Where TF Serving joins requests of different lengths, it fills them up with the first value of each.
     filled = {name: tf.where(packed["input_mask"] > 0, ids, ids[:, :1]) for name, ids in packed.items()}
     np.testing.assert_allclose(tf.function(service.answer_tokens)(**filled)["logits"], told["logits"], atol=1e-5)
+    # A row that is too long and ids that there are not are no error, since others may have been joined to them.
+    bad = {name: tf.pad(ids[:2], [[0, 0], [0, 80]], constant_values=7) for name, ids in packed.items()}
+    bad["input_ids"] = tf.where(bad["input_ids"] == 7, 10**6, bad["input_ids"])
+    wide = {name: tf.concat([tf.pad(packed[name], [[0, 0], [0, 80]]), bad[name]], axis=0) for name in packed}
+    of_wide = tf.function(service.answer_tokens)(**wide)["logits"].numpy()
+    np.testing.assert_allclose(of_wide[:50], told["logits"], atol=1e-5)
+    assert np.isfinite(of_wide).all()
     # As long as it takes: padding behind changes nothing, and neither does its absence.
     records = []
     for row in range(50):
