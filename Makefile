@@ -41,7 +41,8 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 
 test: .venv/.dev-installed  ## all tests; `make test ARGS="-m 'not slow'"` leaves out the slow ones
 	@# Files side by side, since most of a test is one core starting TensorFlow; the tests of a file share what they made.
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
+	  $(ARGS)
 
 lint: .venv/.dev-installed
 	$(BIN)/ruff check .
