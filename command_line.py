@@ -1,20 +1,35 @@
 """What every script shares on the command line: errors that a person can read, and an exit code."""
 
+import functools
 import logging
 import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
+from typing import NoReturn
 
 from absl import app, flags
 from absl import logging as absl_logging
 
+from flag_help import by_heading, heading, help_text, nearest
 from training.stopping import RUN_AGAIN_EXIT_CODE, RunAgain
 
 # TensorFlow tells a page about its start before the first line of ours. Set here, since it reads it when imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+heading("Running")
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "Whether to check everything that can be checked (flags, files, shapes, how much memory it will take), tell what "
+    "would be done, and stop.",
+)
 _DEBUG = flags.DEFINE_bool("debug", False, "Whether an error shows where in the code it happened.")
+
+
+class DryRunEnds(Exception):
+    """Everything was checked, and nothing else was asked for."""
 
 
 def run(main) -> None:
@@ -34,6 +49,8 @@ def run(main) -> None:
             raise app.UsageError(f"Not a flag: {arguments[1]!r}. Flags start with --.")
         try:
             main()
+        except DryRunEnds:
+            pass
         except RunAgain as stopped:
             _leave(f"{arguments[0]}: {stopped}", RUN_AGAIN_EXIT_CODE)
         except KeyboardInterrupt:
@@ -46,7 +63,35 @@ def run(main) -> None:
                 traceback.print_exc()
             _leave(f"{arguments[0]}: {message or 'that should not have happened.'}", 1)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=functools.partial(_parse, description=sys.modules[main.__module__].__doc__))
+
+
+def is_dry_run() -> bool:
+    return _DRY_RUN.value
+
+
+def end_dry_run(facts: Mapping[str, str]) -> NoReturn:
+    """Tells what would be done, and ends the script."""
+    print("Dry run: everything was checked, and nothing was written.")
+    for name, fact in facts.items():
+        print(f"  {name:<12}{fact}")
+    raise DryRunEnds
+
+
+def _parse(arguments: list[str], description: str) -> list[str]:
+    """Sets the flags, and gives what is left of the arguments."""
+    if {"--help", "-help", "-h", "--h"} & set(arguments[1:]):
+        print(help_text(description))
+        sys.exit(0)
+    try:
+        return flags.FLAGS(arguments)
+    except flags.UnrecognizedFlagError as error:
+        known = [flag.name for members in by_heading().values() for flag in members]
+        meant = " or ".join(f"--{name}" for name in nearest(error.flagname, known))
+        advice = f"Did you mean {meant}?" if meant else "See --help."
+        _leave(f"{arguments[0]}: There is no flag --{error.flagname}. {advice}", 1)
+    except flags.Error as error:
+        _leave(f"{arguments[0]}: {error}", 1)
 
 
 def _leave(message: str, code: int) -> None:

@@ -14,14 +14,15 @@ import numpy as np
 from absl import flags
 
 import command_line
+from flag_help import heading
 
 # Two programs may round differently, and half precision rounds the weights, but not by more.
 _LARGEST_ROUNDING = {"float32": 1e-4, "float16": 5e-2}
 
-# Required.
+heading("Required")
 _INPUT = flags.DEFINE_string("input", None, "The checkpoint to read, in any format.")
 
-# Output.
+heading("Output")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to write to; made where it does not exist.")
 _FORMAT = flags.DEFINE_enum("format", None, ["google", "hugging_face", "keras_hub"], "Format to write.")
 _ARCHITECTURE = flags.DEFINE_string(
@@ -35,7 +36,7 @@ _DTYPE = flags.DEFINE_enum(
 _VERIFY = flags.DEFINE_bool("verify", True, "Whether to run input and output on the same random tokens and compare.")
 _INSPECT = flags.DEFINE_bool("inspect", False, "Whether to print what the input holds and can do; writes nothing.")
 
-# Model.
+heading("Model")
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The config, where none lies beside the input.")
 _VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary, where none lies beside the input.")
 _DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the input tells.")
@@ -97,6 +98,11 @@ def main() -> None:
     if _MAX_POSITION_EMBEDDINGS.value:
         source = conversion.with_positions(source, _MAX_POSITION_EMBEDDINGS.value)
     source = without_unknown(source)
+    if command_line.is_dry_run():
+        print(conversion.describe(source))
+        command_line.end_dry_run(
+            {"output": f"{len(source.variables)} variables for {_FORMAT.value}, in {_OUTPUT.value}"}
+        )
     conversion.write(
         source,
         _OUTPUT.value,

@@ -10,6 +10,7 @@ With the flags of the original and no others, the records are those of the origi
 """
 
 import logging
+import os
 import tempfile
 
 from absl import flags
@@ -18,11 +19,12 @@ import command_line
 from data.metadata import load_metadata
 from data.pretraining import InstanceOptions, Pieces
 from data.shards import Job, jobs_by_file, run_jobs, run_on_beam
-from data.text_files import find_files, write_texts
+from data.text_files import check_writable, find_files, write_texts
 from data.tokenization import load_vocab
 from data.vocabulary_checks import check_casing
+from flag_help import heading
 
-# Required.
+heading("Required")
 _INPUT_FILE = flags.DEFINE_string(
     "input_file", None, "Texts to read: a comma-separated list of files or globs, plain or gzip (.gz), UTF-8."
 )
@@ -31,7 +33,7 @@ _OUTPUT_FILE = flags.DEFINE_string(
 )
 _VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary of the model, one piece a line.")
 
-# Instances.
+heading("Data")
 _DO_LOWER_CASE = flags.DEFINE_bool(
     "do_lower_case", True, "Whether to lower-case the text and take accents off: True for uncased models."
 )
@@ -56,7 +58,7 @@ _MASKING = flags.DEFINE_enum(
     "anew in each epoch of training.",
 )
 
-# Work.
+heading("Running")
 _SHARD_BY_FILE = flags.DEFINE_bool(
     "shard_by_file",
     False,
@@ -133,11 +135,29 @@ def main() -> None:
             overwrite=_OVERWRITE.value,
         )
         jobs = jobs_by_file(job, _OUTPUT_FILE.value) if _SHARD_BY_FILE.value else [job]
+        if command_line.is_dry_run():
+            end_dry_run(jobs)
         if _RUNNER.value:
             run_on_beam(jobs, _RUNNER.value, _BEAM_OPTIONS.value.split())
         else:
             run_jobs(jobs, _NUM_WORKERS.value)
     report(jobs)
+
+
+def end_dry_run(jobs: list[Job]) -> None:
+    sizes = [sum(map(os.path.getsize, job.inputs)) for job in jobs]  # bytes of each pool of documents
+    for job in jobs:
+        for output in job.outputs:
+            check_writable(output, "output_file")
+    at_once = sum(sorted(sizes)[-_NUM_WORKERS.value :])
+    command_line.end_dry_run(
+        {
+            "input": f"{sum(len(job.inputs) for job in jobs)} files, {sum(sizes) / 1e6:.1f} MB",
+            "output": f"{sum(len(job.outputs) for job in jobs)} files, {jobs[0].outputs[0]} first",
+            # Measured: docs/data.md. Text that is compressed takes more.
+            "memory": f"about {_NUM_WORKERS.value * 30 + 5.5 * at_once / 1e6:.0f} MB beside Python's own",
+        }
+    )
 
 
 def report(jobs: list[Job]) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from absl import flags
 
 import command_line
+from flag_help import heading
 
 _TASKS = ("auto", "classification", "ner", "squad", "multiple_choice", "fill_mask", "embeddings")
 
-# Required.
+heading("Required")
 _MODEL_DIR = flags.DEFINE_string(
     "model_dir",
     None,
@@ -25,7 +26,7 @@ _MODEL_DIR = flags.DEFINE_string(
 )
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where exported models go; one directory may hold several.")
 
-# What to make.
+heading("Output")
 _FORMAT = flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite"], "For servers, or for phones.")
 _TASK = flags.DEFINE_enum("task", "auto", _TASKS, "What the model does; auto: what it was trained for.")
 _MODEL_NAME = flags.DEFINE_string("model_name", None, "Its name on the server; by default that of --model_dir.")
@@ -50,7 +51,7 @@ _POOLING = flags.DEFINE_enum(
 )
 _NORMALIZE = flags.DEFINE_bool("normalize", None, "embeddings: give vectors the length 1.")
 
-# For phones.
+heading("Output")
 _TFLITE_MODES = flags.DEFINE_list(
     "tflite_modes",
     ["float32", "dynamic_int8"],
@@ -85,6 +86,9 @@ def main() -> None:
         pooling=_POOLING.value,
         normalize=_NORMALIZE.value,
     )
+    if command_line.is_dry_run():
+        output = Path(_OUTPUT_DIR.value) / name
+        command_line.end_dry_run({"takes": ", ".join(service.inputs()), "output": f"{_FORMAT.value} in {output}"})
     export = export_saved_model if _FORMAT.value == "saved_model" else export_tflite
     export(service, name)
 

@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+import command_line
 import training_flags
 from data.batch_plans import BatchSize, TrainingPlan, evaluation_plan
 from data.example_records import SEQUENCES, ExampleRecords, numbered_batches
 from data.tokenization import vocab_text
 from data.vocabulary_checks import check_casing
+from flag_help import heading
 from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.models import TaskModel
 from tasks.pretrained import Pretrained
@@ -26,13 +28,14 @@ from tasks.settings import SETTINGS_FILE, TaskSettings
 from training.evaluation import load_latest
 from training.loop import Trained, check_batch_size, train
 from training.prediction import Predictions
-from training.state import locked
+from training.state import check_free
 from training.step import Task
 from training.strategy import is_chief, is_tpu
 
+heading("Required")
 OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints, figures and answers.")
 
-# Model.
+heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
@@ -48,7 +51,7 @@ _FREEZE_LAYERS = flags.DEFINE_integer(
     "freeze_layers", 0, "Keep the embeddings and so many of the lowest layers as they are; 0 trains all.", lower_bound=0
 )
 
-# Training.
+heading("Training")
 DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
 DO_PREDICT = flags.DEFINE_bool("do_predict", False, "Whether to answer for data without answers.")
 _TRAIN_BATCH_SIZE = flags.DEFINE_integer("train_batch_size", 32, "Sequences in a step of training.", lower_bound=1)
@@ -132,10 +135,35 @@ def check_before_encoding(strategy: tf.distribute.Strategy, *batch_size_flags) -
         if not _TRAIN_BATCH_TOKENS.value:
             check_batch_size(strategy, _TRAIN_BATCH_SIZE.value, training_flags.parts(), _TRAIN_BATCH_SIZE.name)
         if is_chief(strategy):
-            with locked(OUTPUT_DIR.value):
-                pass  # somebody else is training there, or nobody
+            check_free(OUTPUT_DIR.value)
     for flag in batch_size_flags:
         check_batch_size(strategy, flag.value, parts=1, flag=flag.name)
+
+
+def end_if_dry_run(
+    strategy: tf.distribute.Strategy, make_model: Callable, found: Pretrained, max_seq_length: int, **sizes: int
+) -> None:
+    """With --dry_run: builds the model, sets its weights, tells what would be done, and ends the script.
+
+    Args:
+        make_model: the model, when called.
+        sizes: how many examples each set has.
+    """
+    if not command_line.is_dry_run():
+        return
+    with strategy.scope():
+        model = make_model()
+    facts = training_flags.facts(strategy, model, found.checkpoint and found.checkpoint.source)
+    facts |= {name: f"{size:,} examples" for name, size in sizes.items()}
+    if DO_TRAIN.value:
+        initialize(model, found)
+        rows = _TRAIN_BATCH_SIZE.value
+        if _TRAIN_BATCH_TOKENS.value:
+            rows = max(1, _TRAIN_BATCH_TOKENS.value // max_seq_length)
+        facts |= training_flags.memory(strategy, found.config, rows, max_seq_length)
+    else:
+        load_trained(model, OUTPUT_DIR.value, found)
+    command_line.end_dry_run(facts)
 
 
 def record_path(strategy: tf.distribute.Strategy, name: str) -> Path:

@@ -13,9 +13,10 @@ from absl import flags
 
 import command_line
 from data import vocabulary, word_counts
-from data.text_files import find_files
+from data.text_files import check_writable, find_files
+from flag_help import heading
 
-# Required
+heading("Required")
 _INPUT_FILE = flags.DEFINE_string(
     "input_file",
     None,
@@ -26,7 +27,7 @@ _OUTPUT_FILE = flags.DEFINE_string(
     "output_file", None, "The vocabulary to write. Its directory is made if there is none. The file appears when done."
 )
 
-# The vocabulary
+heading("Model")
 _VOCAB_SIZE = flags.DEFINE_integer(
     "vocab_size",
     30522,
@@ -60,7 +61,7 @@ _MAX_ALPHABET = flags.DEFINE_integer(
     lower_bound=1,
 )
 
-# Learning
+heading("Training")
 _LEARNER = flags.DEFINE_enum(
     "learner",
     "wordpiece",
@@ -114,6 +115,10 @@ def main() -> None:
     validate_flags()
     # A file that two globs match is one file.
     files = sorted(set(find_files(_INPUT_FILE.value, flag="input_file")))
+    if command_line.is_dry_run():
+        check_writable(_OUTPUT_FILE.value, "output_file")
+        megabytes = sum(map(os.path.getsize, files)) / 1e6
+        command_line.end_dry_run({"input": f"{len(files)} files, {megabytes:.1f} MB", "output": _OUTPUT_FILE.value})
     strip_accents = _DO_LOWER_CASE.value if _STRIP_ACCENTS.value is None else _STRIP_ACCENTS.value
     counted = word_counts.count_words(files, _DO_LOWER_CASE.value, strip_accents, _NUM_WORKERS.value, True)
     lexicon = vocabulary.make_lexicon(counted, _MIN_COUNT.value, _MAX_ALPHABET.value)

@@ -27,6 +27,7 @@ from data.sentence_features import LONG_TEXTS, SentenceEncoder
 from data.sentence_sets import GlueSets, NamedExamples, SentenceSets, Tables, TfdsSets, XnliSets
 from data.tokenization import FullTokenizer
 from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from flag_help import heading
 from modeling.models import SentenceModel
 from tasks import sentence_results, sentences
 from tasks.pretrained import Pretrained
@@ -38,14 +39,12 @@ from training.evaluation import write_results
 from training.strategy import is_chief
 from training.trials import run_trials, trial_dir
 
-for module in (training_flags, fine_tuning):  # for --help
-    flags.adopt_module_key_flags(module)
-
+heading("Required")
 _TASK_NAME = flags.DEFINE_string(
     "task_name", None, f"{', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own."
 )
 
-# Data.
+heading("Data")
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "Directory of the files, as downloaded: train.tsv, dev.tsv, test.tsv."
 )
@@ -75,7 +74,7 @@ _XNLI_TRAIN_LANGUAGE = flags.DEFINE_enum(
     "xnli_train_language", None, list(XNLI_LANGUAGES), "Language to train in, if another: en for zero-shot."
 )
 
-# Model.
+heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence; longer texts are cut.")
 _LONG_TEXT = flags.DEFINE_enum(
     "long_text",
@@ -86,7 +85,7 @@ _LONG_TEXT = flags.DEFINE_enum(
 )
 _BILSTM_HEAD = flags.DEFINE_bool("bilstm_head", False, "Whether a BiLSTM takes the place of the pooler.")
 
-# Training.
+heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the development set.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of evaluation.", lower_bound=1)
 _LABEL_SMOOTHING = flags.DEFINE_float(
@@ -103,7 +102,7 @@ _NUM_TRIALS = flags.DEFINE_integer(
     lower_bound=1,
 )
 
-# Output.
+heading("Output")
 _GLUE_SUBMISSION = flags.DEFINE_bool(
     "glue_submission", False, "Whether --do_predict also writes a file for GLUE's server, e.g. MRPC.tsv."
 )
@@ -187,6 +186,15 @@ def main() -> None:
     strategy = training_flags.start()
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
+    fine_tuning.end_if_dry_run(
+        strategy,
+        functools.partial(SentenceModel, found.config, settings.num_outputs, settings.bilstm_head),
+        found,
+        settings.max_seq_length,
+        training=len(train_examples),
+        evaluation=sum(len(named.examples) for named in evaluation),
+        prediction=sum(len(named.examples) for named in prediction),
+    )
     data = encode(strategy, settings, found, train_examples, evaluation, prediction)
     run_trials(
         OUTPUT_DIR.value,

@@ -13,11 +13,13 @@ from absl import flags
 
 import command_line
 from data.text_files import read_lines
+from flag_help import heading
 
+heading("Data")
 _TEXT = flags.DEFINE_multi_string("text", [], "A text with one or more [MASK]; may be given several times.")
 _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, instead of --text.")
 
-# Model.
+heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     str(Path(__file__).parent / "pretrained" / "bert-mini-books"),
@@ -28,7 +30,7 @@ _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, i
 _VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
 _DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the model tells.")
 
-# Output.
+heading("Output")
 _SCORE = flags.DEFINE_bool(
     "score",
     False,
@@ -58,6 +60,8 @@ def main() -> None:
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
     fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
+    if command_line.is_dry_run():
+        command_line.end_dry_run({"model": _INIT_CHECKPOINT.value, "texts": f"{len(lines):,}"})
     if _SCORE.value:
         for line, score in zip(lines, fill_mask.score(pairs, _BATCH_SIZE.value), strict=True):
             follows = "" if score.follows is None else f"  follows {score.follows:.3f}"

@@ -22,6 +22,7 @@ from data.examples import sample
 from data.sentence_features import SentenceEncoder
 from data.tokenization import FullTokenizer
 from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from flag_help import heading
 from modeling.models import ChoiceModel
 from tasks.choices import (
     METRIC_NAMES,
@@ -37,10 +38,7 @@ from training.evaluation import write_results
 from training.strategy import is_chief
 from training.trials import run_trials, trial_dir
 
-for module in (training_flags, fine_tuning):  # for --help
-    flags.adopt_module_key_flags(module)
-
-# Data.
+heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "The file to train on.")
 _EVAL_FILE = flags.DEFINE_string("eval_file", None, "The file to evaluate on.")
 _PREDICT_FILE = flags.DEFINE_string("predict_file", None, "The file whose endings to choose from; labels are not read.")
@@ -55,12 +53,12 @@ _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
     "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
 )
 
-# Model.
+heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length", 128, "Pieces of a context with one of its endings; longer ones are cut."
 )
 
-# Training.
+heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Examples in a batch of evaluation.", lower_bound=1)
 _LABEL_SMOOTHING = flags.DEFINE_float(
@@ -107,6 +105,9 @@ def main() -> None:
     strategy = training_flags.start()
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
+    sizes = {"training": len(train_choices), "evaluation": len(evaluation), "prediction": len(prediction)}
+    make_model = functools.partial(ChoiceModel, found.config)
+    fine_tuning.end_if_dry_run(strategy, make_model, found, settings.max_seq_length, **sizes)
     data = encode(strategy, settings, found, train_choices, evaluation, prediction)
     run_trials(
         OUTPUT_DIR.value,

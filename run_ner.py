@@ -20,6 +20,7 @@ import training_flags
 from data.ner import FORMATS, SCHEMES, TaggedText, read_tagged
 from data.tokenization import FullTokenizer
 from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from flag_help import heading
 from tasks.ner import (
     EncodedTexts,
     NerSettings,
@@ -38,10 +39,7 @@ from training.state import write_text
 from training.strategy import is_chief
 from training.trials import run_trials, trial_dir
 
-for module in (training_flags, fine_tuning):  # for --help
-    flags.adopt_module_key_flags(module)
-
-# Data.
+heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "Tagged text to train on.")
 _EVAL_FILE = flags.DEFINE_string("eval_file", None, "Tagged text to evaluate on.")
 _PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Text to tag, in the same format; tags may be missing.")
@@ -59,7 +57,7 @@ _TAG_COLUMN = flags.DEFINE_integer("tag_column", -1, "Column of the tag.")
 _PREDICT_HAS_TAGS = flags.DEFINE_bool("predict_has_tags", True, "Whether --predict_file has a column of tags.")
 _TAG_SCHEME = flags.DEFINE_enum("tag_scheme", "auto", list(SCHEMES), "How tags mark where entities start and end.")
 
-# Model.
+heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence; longer texts go into several.")
 _DOCUMENT_CONTEXT = flags.DEFINE_bool(
     "document_context", False, "Whether sequences are filled with neighbouring sentences, as in the paper."
@@ -71,7 +69,7 @@ _FEATURE_LAYERS = flags.DEFINE_list(
     "a BiLSTM is trained on them.",
 )
 
-# Training.
+heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of evaluation.", lower_bound=1)
 _NUM_TRIALS = flags.DEFINE_integer(
@@ -125,6 +123,13 @@ def main() -> None:
     strategy = training_flags.start()
     first_seed = training_flags.seed(trial_dir(OUTPUT_DIR.value, 0, _NUM_TRIALS.value), strategy)
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
+    fine_tuning.end_if_dry_run(
+        strategy,
+        functools.partial(make_model, found.config, settings),
+        found,
+        settings.max_seq_length,
+        **{name: len(of_name) for name, of_name in texts.items()},
+    )
     tokenizer = FullTokenizer(vocab=found.vocab, do_lower_case=settings.do_lower_case)
     data = {
         name: EncodedTexts.write(fine_tuning.record_path(strategy, f"{name}.tf_record"), of_name, settings, tokenizer)

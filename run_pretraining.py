@@ -23,23 +23,22 @@ from data.pretraining_input import PretrainingInput
 from data.text_files import find_files
 from data.tokenization import load_vocab
 from data.vocabulary_checks import check_size
+from flag_help import heading
 from modeling.checkpoint import load_checkpoint
 from modeling.config import ATTENTIONS, BertConfig
 from modeling.models import PretrainingModel
 from tasks.pretraining import PretrainingTask
 from training.evaluation import Evaluator, load_latest, write_results
 from training.loop import check_batch_size, train
-from training.state import RunRecord
+from training.state import RunRecord, check_free
 from training.strategy import is_chief
 
-flags.adopt_module_key_flags(training_flags)  # for --help
-
-# Required.
+heading("Required")
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The shape of the network, as JSON.")
 _INPUT_FILE = flags.DEFINE_string("input_file", None, "Records: a comma-separated list of TFRecord files or globs.")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints and figures.")
 
-# Model.
+heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
@@ -53,7 +52,7 @@ _ATTENTION = flags.DEFINE_enum(
     "ablation of the paper. The config decides if this is not set.",
 )
 
-# Data.
+heading("Data")
 _EVAL_FILE = flags.DEFINE_string("eval_file", None, "Records to evaluate on; --input_file if not set, as it was.")
 _VOCAB_FILE = flags.DEFINE_string(
     "vocab_file", None, "The vocabulary of the records: checked, and copied to --output_dir. Dynamic masking needs it."
@@ -72,7 +71,7 @@ _SKIP_CORRUPT_RECORDS = flags.DEFINE_bool(
     "skip_corrupt_records", False, "Whether to count records that cannot be read and go on, instead of stopping."
 )
 
-# Training.
+heading("Training")
 _DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate, after training if both.")
 _TRAIN_BATCH_SIZE = flags.DEFINE_integer(
@@ -137,6 +136,8 @@ def main() -> None:
     task = PretrainingTask(_USE_NEXT_SENTENCE.value)
     with strategy.scope():
         model = PretrainingModel(config, **training_flags.model_options(seed))
+    if command_line.is_dry_run():
+        end_dry_run(strategy, model, config, train_input)
     evaluator = None
     if _DO_EVAL.value or training_flags.evaluates_while_training():
         evaluator = make_evaluator(strategy, model, task, eval_input)
@@ -149,6 +150,21 @@ def main() -> None:
         results = results or evaluator()
         if is_chief(strategy):
             write_results(_OUTPUT_DIR.value, step, results)
+
+
+def end_dry_run(strategy, model: PretrainingModel, config: BertConfig, train_input: PretrainingInput) -> None:
+    facts = training_flags.facts(strategy, model, _INIT_CHECKPOINT.value) | {"records": train_input.describe()}
+    if _DO_TRAIN.value:
+        check_batch_size(strategy, _TRAIN_BATCH_SIZE.value, training_flags.parts(), flag="train_batch_size")
+        check_free(_OUTPUT_DIR.value)
+        initialize(model)
+        sizes = (_TRAIN_BATCH_SIZE.value, _MAX_SEQ_LENGTH.value, _MAX_PREDICTIONS_PER_SEQ.value)
+        facts |= training_flags.memory(strategy, config, *sizes)
+    else:
+        load_weights(model, config)
+    if _DO_EVAL.value:
+        check_batch_size(strategy, _EVAL_BATCH_SIZE.value, parts=1, flag="eval_batch_size")
+    command_line.end_dry_run(facts)
 
 
 def make_evaluator(strategy, model, task, eval_input: PretrainingInput) -> Evaluator:

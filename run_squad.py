@@ -10,6 +10,7 @@ The same command continues a run that was stopped or killed; exit code 75 says t
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from data.squad_features import FIRST_UNIQUE_ID
 from data.squad_records import WindowRecords, window_records
 from data.tokenization import FullTokenizer
 from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from flag_help import heading
 from modeling.models import SpanModel
 from tasks.pretrained import Pretrained
 from tasks.settings import SETTINGS_FILE
@@ -37,15 +39,12 @@ from training.evaluation import write_results
 from training.state import write_text
 from training.strategy import is_chief
 
-for module in (training_flags, fine_tuning):  # for --help
-    flags.adopt_module_key_flags(module)
-
-# Data.
+heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "Questions with answers to train on, as SQuAD's JSON.")
 _PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Questions to answer; scored if their answers are there.")
 _NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that make features of questions.", lower_bound=1)
 
-# Model.
+heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 384, "Pieces of a window: question and part of the context.")
 _DOC_STRIDE = flags.DEFINE_integer("doc_stride", 128, "By how many pieces one window starts after the other.")
 _MAX_QUERY_LENGTH = flags.DEFINE_integer("max_query_length", 64, "Pieces of a question; longer ones are cut.")
@@ -53,7 +52,7 @@ _VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
     "version_2_with_negative", False, "Whether questions may have no answer, as in SQuAD 2.0."
 )
 
-# Answers.
+heading("Output")
 _N_BEST_SIZE = flags.DEFINE_integer("n_best_size", 20, "Answers in nbest_predictions.json.", lower_bound=1)
 _MAX_ANSWER_LENGTH = flags.DEFINE_integer("max_answer_length", 30, "The most pieces of an answer.", lower_bound=1)
 _NULL_SCORE_DIFF_THRESHOLD = flags.DEFINE_string(
@@ -132,6 +131,12 @@ def main() -> None:
     strategy = training_flags.start()
     seed = training_flags.seed(OUTPUT_DIR.value, strategy)
     fine_tuning.check_before_encoding(strategy, PREDICT_BATCH_SIZE)
+    if command_line.is_dry_run():
+        training = (
+            len(read_questions(_TRAIN_FILE.value, True, settings.version_2_with_negative)) if DO_TRAIN.value else 0
+        )
+        make_model, sizes = functools.partial(SpanModel, found.config), {"training": training, "asked": len(questions)}
+        fine_tuning.end_if_dry_run(strategy, make_model, found, settings.max_seq_length, **sizes)
     directory = fine_tuning.record_path(strategy, "")
     train_set = encode("train", _TRAIN_FILE.value, settings, tokenizer, directory) if DO_TRAIN.value else None
     asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, directory, questions) if questions else None

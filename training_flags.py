@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 from absl import flags
 
+from flag_help import heading
+from modeling.config import BertConfig
 from training.loop import LoopOptions
 from training.loss_scale import DynamicLossScale
 from training.memory import keep_freed_memory
@@ -16,7 +18,7 @@ from training.optimizer import OPTIMIZERS, WarmupLinearDecay
 from training.state import RunRecord
 from training.strategy import STRATEGIES, TpuAddress, is_tpu, make_strategy
 
-# Model.
+heading("Model")
 _DTYPE = flags.DEFINE_enum(
     "dtype",
     "float32",
@@ -30,7 +32,7 @@ _RECOMPUTE_ACTIVATIONS = flags.DEFINE_bool(
     "memory for a third more arithmetic.",
 )
 
-# Training.
+heading("Training")
 _OPTIMIZER = flags.DEFINE_enum(
     "optimizer", "adamw", list(OPTIMIZERS), "adamw: the original's. lamb: for batches of thousands."
 )
@@ -89,7 +91,7 @@ _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
     lower_bound=1,
 )
 
-# Devices.
+heading("Devices")
 _DISTRIBUTION_STRATEGY = flags.DEFINE_enum(
     "distribution_strategy",
     "auto",
@@ -107,7 +109,7 @@ _GCP_PROJECT = flags.DEFINE_string("gcp_project", None, "Project of the Cloud TP
 _MASTER = flags.DEFINE_string("master", None, "Address of the TPU; --tpu_name is the newer name of this flag.")
 _NUM_TPU_CORES = flags.DEFINE_integer("num_tpu_cores", 8, "Cores of the TPU; all that are there are used.")
 
-# Output.
+heading("Output")
 _SAVE_CHECKPOINTS_STEPS = flags.DEFINE_integer(
     "save_checkpoints_steps", 1000, "Save the state of the run every so many steps.", lower_bound=1
 )
@@ -263,6 +265,36 @@ def evaluates_while_training() -> bool:
 
 def best_metric() -> str | None:
     return _KEEP_BEST_METRIC.value
+
+
+def facts(strategy: tf.distribute.Strategy, model: keras.Model, source: str | None) -> dict[str, str]:
+    """For --dry_run: what there is to train."""
+    return {
+        "model": f"{model.count_params() / 1e6:.1f} M parameters, {f'from {source}' if source else 'random weights'}",
+        "devices": f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replica(s)",
+    }
+
+
+def memory(
+    strategy: tf.distribute.Strategy, config: BertConfig, batch_size: int, seq_length: int, predictions: int = 0
+) -> dict[str, str]:
+    """For --dry_run: what a step will take on each device."""
+    from training.memory_estimate import estimate
+
+    taken = estimate(
+        config,
+        batch_size=batch_size // strategy.num_replicas_in_sync,
+        seq_length=seq_length,
+        predictions=predictions,
+        dtype=_DTYPE.value,
+        recompute=_RECOMPUTE_ACTIVATIONS.value,
+        parts=parts(),
+    )
+    activations = taken.activations / 1e9
+    return {
+        "memory": f"about {taken.total / 1e9:.1f} GB a device: {(taken.total - taken.activations) / 1e9:.1f} GB for "
+        f"weights, gradients and averages, {activations:.1f} GB for activations (docs/memory.md)"
+    }
 
 
 def check_best_metric(names: Sequence[str]) -> None:

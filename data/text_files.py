@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ def find_files(patterns: str, flag: str) -> list[str]:
             raise FileNotFoundError(f"No file matches {pattern!r} of --{flag}.")
         files += found
     return files
+
+
+def check_writable(path: str | Path, flag: str) -> None:
+    """Refuses a place where nothing can be written, without writing: for those who want to know before the work."""
+    there = next(place for place in (Path(path), *Path(path).absolute().parents) if place.exists())
+    if (there != Path(path) and not there.is_dir()) or not os.access(there, os.W_OK):
+        raise PermissionError(f"--{flag}={path} cannot be written: {there} does not allow it.")
 
 
 def read_lines(path: str) -> Iterator[bytes]:

@@ -19,9 +19,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from data.text_files import check_writable
 from modeling import google
 from modeling.errors import CheckpointError
 
+_LOCK = Path("train_state", "lock")
 _PREFIX = "step-"
 BEST_PREFIX = "best-"  # weights alone, see training/best.py
 
@@ -187,7 +189,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 @contextlib.contextmanager
 def locked(output_dir: str | Path):
     """Holds an output directory, so that two runs do not write into it at once. The lock goes with the process."""
-    path = Path(output_dir) / "train_state" / "lock"
+    path = Path(output_dir) / _LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         try:
@@ -197,6 +199,14 @@ def locked(output_dir: str | Path):
                 f"Another process is training in {output_dir}. Wait for it, or use another --output_dir."
             ) from None
         yield
+
+
+def check_free(output_dir: str | Path) -> None:
+    """Refuses a directory that another run holds, or that cannot be written to. Writes nothing."""
+    check_writable(Path(output_dir) / "train_state", "output_dir")
+    if (Path(output_dir) / _LOCK).exists():
+        with locked(output_dir):
+            pass
 
 
 def write_text(path: Path, text: str) -> None:
