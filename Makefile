@@ -2,6 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 RUN := $(BIN)/python
+# What the classifiers of quickstart have in common.
+PACKAGES := --task_name=custom --data_dir=quickstart/packages --do_train --do_eval --num_train_epochs=4 \
+  --learning_rate=5e-4 --seed=1 --batching=bucketed --eval_batch_size=64 --train_batch_size=32
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -27,17 +30,27 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	$(RUN) run_fill_mask.py --init_checkpoint=quickstart/model --text='Returns the [MASK] of the array.' \
 	  --text='If [MASK], the default value is used.'
 	$(RUN) run_fill_mask.py --text='He looked at her [MASK] said nothing.' --text='They had been there for a long [MASK].'
-	@echo "6. Fine-tuning: which of six packages is a sentence from? eval_accuracy is 0.17 by chance."
-	$(RUN) run_classifier.py --task_name=custom --data_dir=quickstart/packages --init_checkpoint=quickstart/model \
-	  --output_dir=quickstart/classifier --do_train --do_eval --num_train_epochs=4 --learning_rate=5e-4 --seed=1
+	@echo "6. Fine-tuning: which of six packages is a sentence from? The same classifier, from the model of step 4, from random"
+	@echo "   weights, and from the model of novels. By chance, eval_accuracy would be 0.17."
+	$(RUN) run_classifier.py $(PACKAGES) --init_checkpoint=quickstart/model --output_dir=quickstart/classifier
+	$(RUN) run_classifier.py $(PACKAGES) --bert_config_file=examples/quickstart_config.json --vocab_file=quickstart/vocab.txt \
+	  --output_dir=quickstart/from_random
+	$(RUN) run_classifier.py $(PACKAGES) --init_checkpoint=pretrained/bert-mini-books --output_dir=quickstart/from_books
+	@grep eval_accuracy quickstart/classifier/eval_results.txt quickstart/from_*/eval_results.txt
 	@echo "Compute the sum of the elements along an axis of the array." | \
 	  $(RUN) run_classifier.py --output_dir=quickstart/classifier --do_predict --predict_file=-
 	@echo "7. Export: a SavedModel for TensorFlow Serving, text in and answers out, asked here by TensorFlow alone; and TFLite."
 	$(RUN) export_model.py --model_dir=quickstart/classifier --output_dir=quickstart/export
 	$(RUN) examples/ask_saved_model.py quickstart/export/classifier 'Return a graph of the layers of the model.'
 	$(RUN) export_model.py --model_dir=quickstart/classifier --output_dir=quickstart/phone --format=tflite
-	@echo "Done. quickstart/model and quickstart/classifier hold bert_model.ckpt in Google's format, bert_config.json and"
-	@echo "vocab.txt. Curves: $(BIN)/tensorboard --logdir quickstart"
+	$(RUN) -m examples.ask_tflite quickstart/phone/classifier/model_dynamic_int8.tflite \
+	  'Return a graph of the layers of the model.'
+	@echo "Done. All of it lies in quickstart/:"
+	@echo "  corpus/, packages/, vocab.txt, records/   the data"
+	@echo "  model/                                    the pre-trained model: bert_model.ckpt in Google's format, its config"
+	@echo "  classifier/, from_random/, from_books/    the classifiers, each with eval_results.txt and a picture of its errors"
+	@echo "  export/, phone/                           what a server and what a phone loads"
+	@echo "Curves: $(BIN)/tensorboard --logdir quickstart, then open http://localhost:6006"
 
 test: .venv/.dev-installed  ## all tests; `make test ARGS="-m 'not slow'"` leaves out the slow ones
 	@# Files side by side, since most of a test is one core starting TensorFlow; the tests of a file share what they made.

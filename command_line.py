@@ -104,6 +104,8 @@ def _leave(message: str, code: int) -> None:
 
 def _message(error: Exception) -> str | None:
     """What to tell a person; None for what must be a mistake of ours, and shows where it happened."""
+    if _is_out_of_memory(error):
+        return _out_of_memory(error)
     if isinstance(error, (ValueError, OSError, RuntimeError)) and "\n\nArguments received by" not in str(error):
         return str(error)
     if "tensorflow" in sys.modules:
@@ -115,3 +117,30 @@ def _message(error: Exception) -> str | None:
             quoted = [own or asserted for own, asserted in quoted]
             return quoted[-1] if quoted else str(error).split("\n")[0]
     return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf
+
+    if isinstance(error, tf.errors.InternalError):
+        return "Dst tensor is not initialized" in str(error)  # a copy to a GPU that is full
+    # The same name stands for a disk that is full.
+    is_memory = re.search(r"OOM|out of memory|allocat|MemoryError", str(error), re.IGNORECASE)
+    return isinstance(error, tf.errors.ResourceExhaustedError) and bool(is_memory)
+
+
+def _out_of_memory(error: Exception) -> str:
+    """Names the flags of this script that make it need less."""
+    shape = re.search(r"tensor with shape\s?\[([\d,]+)\]", str(error))
+    told = f"Out of memory{f' at a tensor of shape [{shape[1]}]' if shape else ''}."
+    if "train_batch_size" in flags.FLAGS:
+        return (
+            f"{told} Lower --train_batch_size, or keep it and go through it in parts with "
+            "--gradient_accumulation_steps; set --recompute_activations; lower --max_seq_length; or set "
+            "--dtype=mixed_bfloat16. docs/memory.md tells what each brings, and what fits."
+        )
+    return f"{told} Lower --batch_size." if "batch_size" in flags.FLAGS else told

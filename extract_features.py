@@ -10,6 +10,8 @@
 
     python extract_features.py --sts_file=glue/STS-B/dev.tsv --init_checkpoint=all-MiniLM-L6-v2
 
+    python extract_features.py --text='The door was shut.' --attention_plot=pictures --init_checkpoint=all-MiniLM-L6-v2
+
 The input has a text a line; `A ||| B` is a pair of sentences. docs/features.md tells what the files hold.
 """
 
@@ -25,9 +27,11 @@ import command_line
 from data.glue import GLUE_TASKS, read_split
 from data.text_files import read_lines
 from data.tokenization import to_unicode
+from flag_help import heading
 
-# What to do.
+heading("Required")
 _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, plain or gzip (.gz).")
+_TEXT = flags.DEFINE_multi_string("text", [], "A text, instead of --input_file. May be given several times.")
 _OUTPUT_FILE = flags.DEFINE_string("output_file", None, "Where the vectors go. The file appears when all are there.")
 _QUERY = flags.DEFINE_multi_string(
     "query",
@@ -42,8 +46,15 @@ _STS_FILE = flags.DEFINE_string(
     "Instead of writing vectors: compare the cosines of pairs with what people said of them. A table with the columns "
     "sentence1, sentence2 and score, as dev.tsv of STS-B.",
 )
+_ATTENTION_PLOT = flags.DEFINE_string(
+    "attention_plot",
+    None,
+    "Instead of writing vectors: a directory for pictures of which piece of a text attends to which, layer-00.png and "
+    "so on with a panel for each head. Those of several texts go into line-01 and so on in it. All layers are drawn, "
+    "unless --layers is set.",
+)
 
-# Model.
+heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint", None, "A pre-trained or fine-tuned model, in any format that run_pretraining.py takes."
 )
@@ -59,7 +70,7 @@ _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 32, "Texts that run together; those of about the same length do.", lower_bound=1
 )
 
-# Vectors.
+heading("Output")
 _LAYERS = flags.DEFINE_string(
     "layers",
     "-1,-2,-3,-4",
@@ -85,6 +96,7 @@ _FORMAT = flags.DEFINE_enum(
     "and sooner written and read; vectors of texts go into one of these.",
 )
 
+heading("Devices")
 # Of the original; vectors are the same whatever they say.
 _USE_TPU = flags.DEFINE_bool("use_tpu", False, "Accepted, but vectors are computed on the devices of this machine.")
 flags.DEFINE_string("master", None, "Accepted, and not used: see --use_tpu.")
@@ -93,22 +105,29 @@ flags.DEFINE_bool(
     "use_one_hot_embeddings", False, "Accepted, and not used: another way to the same vectors, meant for TPUs."
 )
 
+# Each has a picture for every layer: nobody would look at those of a thousand.
+_MOST_TEXTS_IN_PICTURES = 16
+
 
 def validate_flags() -> None:
     """Refuses what cannot work, before TensorFlow is loaded."""
-    if sum(map(bool, (_OUTPUT_FILE.value, _QUERY.value, _STS_FILE.value))) != 1:
-        raise ValueError("Say what to do by one of --output_file, --query and --sts_file.")
+    if sum(map(bool, (_OUTPUT_FILE.value, _QUERY.value, _STS_FILE.value, _ATTENTION_PLOT.value))) != 1:
+        raise ValueError("Say what to do by one of --output_file, --query, --sts_file and --attention_plot.")
     if not _INIT_CHECKPOINT.value:
         raise ValueError("--init_checkpoint is missing: the model that makes the vectors.")
-    if _STS_FILE.value and _INPUT_FILE.value:
-        raise ValueError("--sts_file has texts of its own: leave out --input_file.")
-    if not _STS_FILE.value and not _INPUT_FILE.value:
-        raise ValueError("--input_file is missing: texts, one a line.")
+    if _INPUT_FILE.value and _TEXT.value:
+        raise ValueError("Give texts by --text or by --input_file, not by both.")
+    if _STS_FILE.value and (_INPUT_FILE.value or _TEXT.value):
+        raise ValueError("--sts_file has texts of its own: leave out --input_file and --text.")
+    if not (_STS_FILE.value or _INPUT_FILE.value or _TEXT.value):
+        raise ValueError("--input_file is missing: texts, one a line. Or give them by --text.")
     if _OUTPUT_FILE.value and os.path.isdir(_OUTPUT_FILE.value):
         raise ValueError(f"--output_file={_OUTPUT_FILE.value} is a directory. Name a file in it.")
     if not all(map(str.strip, _QUERY.value)):
         raise ValueError("A --query is empty.")
-    if pooling() == "none":
+    if _ATTENTION_PLOT.value:
+        validate_plot()
+    elif pooling() == "none":
         if not _OUTPUT_FILE.value:
             raise ValueError("--query and --sts_file compare whole texts: use another --pooling than none.")
         if _NORMALIZE.value:
@@ -116,6 +135,14 @@ def validate_flags() -> None:
     elif _OUTPUT_FILE.value and _FORMAT.value == "jsonl":
         raise ValueError(f"--pooling={pooling()} gives one vector a text: write them with --format=npz or tfrecord.")
     layers()
+
+
+def validate_plot() -> None:
+    path = Path(_ATTENTION_PLOT.value)
+    if path.suffix == ".png" or path.is_file():
+        raise ValueError(f"--attention_plot={path} should be a directory: there is a picture for each layer.")
+    if _POOLING.value or _NORMALIZE.value:
+        raise ValueError("--attention_plot draws no vectors: leave out --pooling and --normalize.")
 
 
 def pooling() -> str:
@@ -133,8 +160,8 @@ def layers() -> tuple[int, ...] | None:
 
 
 def texts() -> Iterator[str | tuple[str, str]]:
-    """The texts of --input_file. A blank line is one, too, as in the original: numbers of lines stay what they are."""
-    for line in read_lines(_INPUT_FILE.value):
+    """What --text or --input_file give. A blank line is a text, too, as in the original: numbers of lines stay."""
+    for line in _TEXT.value or read_lines(_INPUT_FILE.value):
         yield pair_or_text(to_unicode(line).strip())
 
 
@@ -144,7 +171,25 @@ def pair_or_text(line: str) -> str | tuple[str, str]:
     return (first, second) if bars else line
 
 
+def texts_to_draw() -> dict[int, str | tuple[str, str]]:
+    """Texts that are not blank, by the numbers of their lines."""
+    drawn = {}
+    for number, text in enumerate(texts(), start=1):
+        if "".join(text).strip():
+            drawn[number] = text
+        if len(drawn) > _MOST_TEXTS_IN_PICTURES:
+            raise ValueError(
+                f"--attention_plot draws no more than {_MOST_TEXTS_IN_PICTURES} texts, each with a picture a layer. "
+                "Give those that you want to see by --text, or put them into a file of their own."
+            )
+    if not drawn:
+        raise ValueError("There is nothing to draw: all texts are blank.")
+    return drawn
+
+
 def count_lines() -> int:
+    if _TEXT.value:
+        return len(_TEXT.value)
     if not os.path.isfile(_INPUT_FILE.value):
         raise FileNotFoundError(f"There is no file {_INPUT_FILE.value} (--input_file).")
     if not (count := sum(1 for _ in read_lines(_INPUT_FILE.value))):
@@ -153,10 +198,10 @@ def count_lines() -> int:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, unit: str):
+def progress_bar(total: int, unit: str, doing: str = "Encoding"):
     from tqdm import tqdm
 
-    with tqdm(total=total, desc="Encoding", unit=f" {unit}") as bar:
+    with tqdm(total=total, desc=doing, unit=f" {unit}") as bar:
         yield bar.update
 
 
@@ -186,6 +231,15 @@ def search(encoder, num_lines: int) -> None:
             print(f"   {cosine:.4f}  line {number + 1}: {text if isinstance(text, str) else ' ||| '.join(text)}")
 
 
+def draw(encoder, drawn: dict[int, str | tuple[str, str]]) -> None:
+    from tasks.attention_plots import write_plots
+
+    num_layers = encoder.config.num_hidden_layers if layers() is None else len(layers())
+    with progress_bar(len(drawn) * num_layers, "pictures", "Drawing") as progress:
+        paths = write_plots(_ATTENTION_PLOT.value, encoder, drawn, layers(), progress)
+    logging.info("Pictures written to %s: %d.", _ATTENTION_PLOT.value, len(paths))
+
+
 def score(encoder, examples) -> None:
     from tasks.vectors import correlations
 
@@ -203,7 +257,8 @@ def main() -> None:
         logging.info("--use_tpu: vectors are computed on the devices of this machine all the same.")
     # Read first: what is wrong with a file is told before the model is loaded.
     examples = read_split(GLUE_TASKS["sts-b"], Path(_STS_FILE.value), has_labels=True) if _STS_FILE.value else []
-    num_lines = count_lines() if _INPUT_FILE.value else 0
+    num_lines = 0 if _STS_FILE.value else count_lines()
+    drawn = texts_to_draw() if _ATTENTION_PLOT.value else {}
 
     from tasks.vectors import TextEncoder  # late, so that --help does not wait for TensorFlow
     from training.memory import keep_freed_memory
@@ -216,10 +271,15 @@ def main() -> None:
         _DO_LOWER_CASE.value,
         _MAX_SEQ_LENGTH.value,
     )
+    if command_line.is_dry_run():
+        count = len(examples) or len(drawn) or num_lines
+        command_line.end_dry_run({"model": _INIT_CHECKPOINT.value, "texts": f"{count:,}"})
     if examples:
         score(encoder, examples)
     elif _QUERY.value:
         search(encoder, num_lines)
+    elif drawn:
+        draw(encoder, drawn)
     else:
         write_features(encoder, num_lines)
 

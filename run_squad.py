@@ -132,10 +132,10 @@ def main() -> None:
     seed = training_flags.seed(OUTPUT_DIR.value, strategy)
     fine_tuning.check_before_encoding(strategy, PREDICT_BATCH_SIZE)
     if command_line.is_dry_run():
-        training = (
-            len(read_questions(_TRAIN_FILE.value, True, settings.version_2_with_negative)) if DO_TRAIN.value else 0
-        )
-        make_model, sizes = functools.partial(SpanModel, found.config), {"training": training, "asked": len(questions)}
+        sizes = {"prediction": len(questions)}
+        if DO_TRAIN.value:
+            sizes["training"] = len(read_questions(_TRAIN_FILE.value, True, settings.version_2_with_negative))
+        make_model = functools.partial(SpanModel, found.config)
         fine_tuning.end_if_dry_run(strategy, make_model, found, settings.max_seq_length, **sizes)
     directory = fine_tuning.record_path(strategy, "")
     train_set = encode("train", _TRAIN_FILE.value, settings, tokenizer, directory) if DO_TRAIN.value else None

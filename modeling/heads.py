@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from modeling.config import BertConfig
-from modeling.layers import LayerNorm, activation, dropout
+from modeling.functions import dropout
+from modeling.layers import LayerNorm, activation
 
 
 class LinearHead(keras.layers.Layer):
@@ -42,7 +43,8 @@ class LinearHead(keras.layers.Layer):
         """[..., H] -> [..., units]."""
         x = dropout(x, self.dropout_rate, dropout_seed)
         weights = tf.convert_to_tensor(self.output_weights)  # [units, H]
-        return tf.einsum("...H,UH->...U", x, weights) + self.output_bias
+        # Not by einsum with an ellipsis, which in float16 is wrong on CPUs that multiply in float16 (TensorFlow 2.21).
+        return tf.tensordot(x, weights, [[-1], [1]]) + self.output_bias
 
 
 class BiLstm(keras.layers.Layer):

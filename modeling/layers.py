@@ -9,12 +9,11 @@ Axes, in comments beside tensors:
     H  hidden size    N  attention heads    D  size of a head    I  intermediate size
 """
 
-import math
-
 import keras
 import tensorflow as tf
 
 from modeling.config import BertConfig
+from modeling.functions import dropout, erf_gelu, tanh_gelu
 
 # Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
 # without any real token attends evenly to everything instead of being NaN.
@@ -25,31 +24,13 @@ def activation(name: str):
     """The function behind a `hidden_act` of `BertConfig`."""
     functions = {
         "gelu": tanh_gelu,
-        "gelu_erf": lambda x: tf.nn.gelu(x, approximate=False),
+        "gelu_erf": erf_gelu,
         "relu": tf.nn.relu,
         "tanh": tf.tanh,
         "silu": tf.nn.silu,
         "linear": tf.identity,
     }
     return functions[name]
-
-
-def tanh_gelu(x):
-    """Google's gelu, x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), by way of 1 + tanh(z) = 2 sigmoid(2z)."""
-    return x * tf.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))
-
-
-def dropout(x, rate: float, seed):
-    """Zeroes elements of `x` with probability `rate` and scales up the rest; `seed=None` leaves `x` as it is.
-
-    The mask depends on nothing but `seed` (int32 [2]). A layer whose activations are recomputed in the backward pass
-    so meets the same mask again, and a resumed run the masks of the one it continues. The draw is made in float32 even
-    in half precision, where a grid of few uniform values would shift the rate (to 0.1016 in bfloat16).
-    """
-    if seed is None or rate == 0.0:
-        return x
-    kept = tf.random.stateless_uniform(tf.shape(x), seed) >= rate
-    return tf.where(kept, x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
 
 
 class LayerNorm(keras.layers.Layer):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.example_records import SEQUENCES
+from data.tokenization import vocab_text
 from serving import mediapipe
 from serving.blanks import BlankService
 from serving.choices import ChoiceService
@@ -19,7 +20,8 @@ from serving.tflite_report import REPORT_JSON, REPORT_MARKDOWN, LiteReport, meas
 from serving.tflite_text import convert_text
 from serving.vectors import VectorService
 from tasks import sentence_results
-from training.state import write_bytes
+from tasks.settings import SETTINGS_FILE
+from training.state import write_bytes, write_text
 
 # Sequences to measure the ranges of int8 on; more change little.
 _REPRESENTATIVE = 100
@@ -36,7 +38,7 @@ def export(
     train_file: str | None = None,
     eval_file: str | None = None,
 ) -> list[LiteReport]:
-    """Writes `model_<mode>.tflite` for each mode, and `report.json` and `report.md` where there is an `eval_file`.
+    """Writes `model_<mode>.tflite` for each mode, vocab.txt and labels, and where there is an `eval_file` a report.
 
     Args:
         service: of a task.
@@ -83,6 +85,9 @@ def export(
         path = directory / f"model_{mode}.tflite"
         write_bytes(path, content)
         logging.getLogger(__name__).info("%s: %.1f MB.", path, len(content) / 1e6)
+    # What an app has to know besides: the pieces behind the ids, and the labels behind the probabilities.
+    write_text(directory / "vocab.txt", vocab_text(service.tokenizer.vocab))
+    write_text(directory / SETTINGS_FILE, service.settings.to_json())
     if reports:
         write_reports(reports, directory)
     return reports

@@ -1,6 +1,7 @@
 """Vectors of texts and of their tokens, and what is asked of them.
 
-Axes in comments: B batch, T sequence length, H hidden size, L chosen layers, D numbers of a text's vector (L * H).
+Axes in comments: B batch, T sequence length, H hidden size, L chosen layers, D numbers of a text's vector (L * H),
+N attention heads.
 """
 
 import functools
@@ -45,6 +46,14 @@ class TokenVectors(NamedTuple):
 
     tokens: list[str]
     values: np.ndarray  # float32 [L, tokens, H]
+
+
+class TokenAttention(NamedTuple):
+    """The tokens of a text, [CLS] and [SEP] among them, and how much each of them attends to each."""
+
+    tokens: list[str]
+    layers: tuple[int, ...]  # their numbers, from 0
+    probabilities: np.ndarray  # float32 [L, N, tokens that attend, tokens attended to]; each row sums to 1
 
 
 class Match(NamedTuple):
@@ -96,6 +105,7 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._features = SentenceEncoder(tokenizer, self.max_seq_length)
         self._graph = functools.lru_cache(maxsize=None)(self._make_graph)
+        self._attention_graph = functools.lru_cache(maxsize=None)(self._make_attention_graph)
 
     @classmethod
     def load(
@@ -182,6 +192,41 @@ class TextEncoder:
 
         bytes_of_token = 4 * len(chosen) * self.config.hidden_size
         return self._in_chunks(rows, run, lambda row: len(row.input_ids) * bytes_of_token, batch_size, progress)
+
+    def attention(
+        self,
+        texts: Iterable[Text],
+        layers: Sequence[int] | None = None,
+        batch_size: int = 32,
+        progress: Progress | None = None,
+    ) -> Iterator[TokenAttention]:
+        """For each text its tokens and, in each head of all layers or of some, how much each attends to each.
+
+        Arguments as in `encode`. There is no padding in what comes out.
+        """
+        return self.attention_of_rows(self.rows(texts), layers, batch_size, progress)
+
+    def attention_of_rows(
+        self,
+        rows: Iterable[Features],
+        layers: Sequence[int] | None = None,
+        batch_size: int = 32,
+        progress: Progress | None = None,
+    ) -> Iterator[TokenAttention]:
+        """What `attention` gives, for sequences that somebody else has made."""
+        count = self.config.num_hidden_layers
+        _, chosen = choose_layers(self.config, "none", range(count) if layers is None else layers)
+        chosen = tuple(layer % count for layer in chosen)
+
+        def run(rows: Sequence[Features], length: int) -> Iterator[TokenAttention]:
+            probabilities = self._attention_graph(chosen)(to_batch(rows, length)).numpy()  # [B, L, N, T, T]
+            for (ids, _), of_row in zip(rows, probabilities, strict=True):
+                # A copy, so that the padding does not live as long as the rest.
+                tokens, kept = self._tokenizer.convert_ids_to_tokens(ids), of_row[..., : len(ids), : len(ids)].copy()
+                yield TokenAttention(tokens, chosen, kept)
+
+        bytes_of_pair = 4 * len(chosen) * self.config.num_attention_heads
+        return self._in_chunks(rows, run, lambda row: len(row.input_ids) ** 2 * bytes_of_pair, batch_size, progress)
 
     def nearest(
         self,
@@ -272,6 +317,14 @@ class TextEncoder:
 
     def _vectors_of_batch(self, batch, layers, pooling):
         return pool(self._encoder(batch, training=False)["all_layers"], batch["input_mask"], pooling, layers)
+
+    def _make_attention_graph(self, layers: tuple[int, ...]):
+        """A function of its own: whoever wants vectors need not keep what attention was."""
+        return tf.function(lambda batch: self._attention_of_batch(batch, layers), input_signature=BATCH_SIGNATURE)
+
+    def _attention_of_batch(self, batch, layers):
+        attention = self._encoder(batch, training=False, return_attention=True)["attention_probs"]
+        return tf.stack([tf.cast(attention[layer], tf.float32) for layer in layers], axis=1)  # [B, L, N, T, T]
 
 
 def load_encoder(

@@ -173,15 +173,38 @@ def test_finds_lines_and_scores_pairs(flags, golden, tmp_path):
 
 
 @pytest.mark.slow
+def test_draws_attention(flags, tmp_path):
+    common = flags | {"output_file": None, "input_file": None, "layers": None}
+    (tmp_path / "two.txt").write_text("The door was swollen with salt.\n\nShe rowed out ||| to the lighthouse\n")
+    runs = [
+        common | {"text": "She rowed out ||| to the lighthouse", "attention_plot": tmp_path / "pair"},
+        common | {"input_file": tmp_path / "two.txt", "attention_plot": tmp_path / "two", "layers": "0,-1"},
+        common | {"text": "the lighthouse " * 30, "attention_plot": tmp_path / "cut", "layers": "-1"},
+    ]
+    assert complaints(SCRIPT, *(spell(**line) for line in runs)) == [""] * 3
+    every_layer = ["layer-00.png", "layer-01.png", "layer-02.png"]
+    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == every_layer
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == every_layer[-1:]
+    drawn = {str(path.relative_to(tmp_path / "two")) for path in (tmp_path / "two").rglob("*.png")}
+    assert drawn == {f"line-{line}/layer-{layer}.png" for line in ("01", "03") for layer in ("00", "02")}
+
+    said = run(SCRIPT, *spell(**runs[0] | {"layers": "1", "attention_plot": tmp_path / "one"}))
+    assert f"Pictures written to {tmp_path / 'one'}: 1." in said and "Drawing" in said
+
+
+@pytest.mark.slow
 def test_mistakes_are_told(flags, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmany\n")
     (tmp_path / "other.tsv").write_text("a\tb\n1\t2\n")
     query = {"output_file": None, "query": "a ship"}
     sts = {"output_file": None, "input_file": None}
+    plot = {"output_file": None, "attention_plot": tmp_path / "pictures"}
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    (tmp_path / "many.txt").write_text("a ship\n" * 17)
     mistakes = [
-        ({"output_file": None}, "by one of --output_file, --query and --sts_file"),
-        ({"query": "a ship"}, "by one of --output_file, --query and --sts_file"),
+        ({"output_file": None}, "by one of --output_file, --query, --sts_file and --attention_plot"),
+        ({"query": "a ship"}, "by one of --output_file, --query, --sts_file and --attention_plot"),
         ({"init_checkpoint": None}, "--init_checkpoint is missing"),
         ({"input_file": None}, "--input_file is missing"),
         ({"input_file": tmp_path / "nothing.txt"}, "nothing.txt (--input_file)"),
@@ -202,8 +225,18 @@ def test_mistakes_are_told(flags, tmp_path):
         (sts | {"sts_file": tmp_path / "bad.tsv"}, "bad.tsv, line 2: the label 'many' is not a number"),
         (sts | {"sts_file": tmp_path / "other.tsv"}, "line 2 has no 'sentence1'"),
         (sts | {"sts_file": tmp_path / "bad.tsv", "input_file": tmp_path / "in.txt"}, "leave out --input_file"),
+        (sts | {"sts_file": tmp_path / "bad.tsv", "text": "a ship"}, "leave out --input_file and --text"),
+        ({"text": "a ship"}, "by --text or by --input_file, not by both"),
+        (plot | {"query": "a ship"}, "by one of --output_file, --query, --sts_file and --attention_plot"),
+        (plot | {"attention_plot": tmp_path / "a.png"}, "should be a directory: there is a picture for each layer"),
+        (plot | {"attention_plot": tmp_path / "in.txt"}, "in.txt should be a directory"),
+        (plot | {"pooling": "mean"}, "leave out --pooling and --normalize"),
+        (plot | {"layers": "3"}, "There is no layer 3: the model has 3"),
+        (plot | {"input_file": tmp_path / "blank.txt"}, "nothing to draw: all texts are blank"),
+        (plot | {"input_file": tmp_path / "many.txt"}, "no more than 16 texts"),
     ]
+    written = {"empty.txt", "bad.tsv", "other.tsv", "blank.txt", "many.txt"}
     told = complaints(SCRIPT, *(spell(**flags | changes) for changes, _ in mistakes))
     for (_, wanted), said in zip(mistakes, told, strict=True):
         assert wanted in said
-    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "empty.txt", "bad.tsv", "other.tsv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", *written}

@@ -8,7 +8,7 @@ import tensorflow as tf
 from modeling import keras_hub
 from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
-from modeling.layers import dropout
+from modeling.functions import dropout
 
 TINY = BertConfig(
     vocab_size=30,

@@ -122,6 +122,39 @@ def test_token_vectors_in_the_order_of_the_texts(encoder, by_hand):
         np.testing.assert_allclose(line.values, expected[list(layers)], atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_attention_is_a_softmax_of_queries_and_keys(encoder, by_hand, model_dir, batch_size):
+    """Of the third layer, from the outputs of the second and the weights in the checkpoint, by numpy alone."""
+    weights = tf.train.load_checkpoint(str(model_dir / "bert_model.ckpt"))
+
+    def heads(name, x):  # [tokens, H] -> [N, tokens, D]
+        scope = f"bert/encoder/layer_2/attention/self/{name}"
+        x = x @ weights.get_tensor(f"{scope}/kernel") + weights.get_tensor(f"{scope}/bias")
+        return x.reshape(len(x), CONFIG.num_attention_heads, -1).swapaxes(0, 1)
+
+    for text, found in zip(TEXTS, encoder.attention(TEXTS, [2], batch_size), strict=True):
+        tokens, layers = by_hand(text)
+        query, key = (heads(name, layers[1].astype(np.float64)) for name in ("query", "key"))
+        exponentials = np.exp(query @ key.swapaxes(1, 2) / np.sqrt(CONFIG.hidden_size / CONFIG.num_attention_heads))
+        assert found.tokens == tokens and found.layers == (2,)
+        assert found.probabilities.dtype == np.float32
+        np.testing.assert_allclose(found.probabilities, [exponentials / exponentials.sum(-1, keepdims=True)], atol=1e-5)
+
+
+def test_attention_of_all_layers(encoder):
+    """Most texts are padded here; without the padding nothing is missing from the sums."""
+    every = list(encoder.attention(TEXTS, batch_size=len(TEXTS)))
+    for attention in every:
+        size = len(attention.tokens)
+        assert attention.layers == (0, 1, 2, 3) and attention.probabilities.shape == (4, 2, size, size)
+        np.testing.assert_allclose(attention.probabilities.sum(-1), 1.0, atol=1e-6)
+    for some, all_layers in zip(encoder.attention(TEXTS, [-1, 0]), every, strict=True):
+        assert some.layers == (3, 0)
+        np.testing.assert_allclose(some.probabilities, all_layers.probabilities[[3, 0]], atol=1e-6)
+    with pytest.raises(ValueError, match="no layer 4: the model has 4"):
+        encoder.attention(TEXTS, [4])
+
+
 def test_texts_of_numpy_and_lists_as_pairs(encoder):
     expected = encoder.encode(["the ship", "waves", ("tide", "the hill")])
     np.testing.assert_allclose(encoder.encode(np.array(["the ship", "waves"])), expected[:2], atol=1e-6)

@@ -1,0 +1,91 @@
+"""What a person is told when a script fails, whatever the script."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests import scripts
+
+# Real accidents: more bytes than any machine can address. The others are raised as TensorFlow raises them.
+_ACCIDENTS = """
+    import importlib, json, sys
+    import command_line
+    import tensorflow as tf
+
+    importlib.import_module(sys.argv[1])  # defines its flags
+
+    def raised(error):
+        raise error
+
+    accidents = {
+        "tensor": lambda: tf.zeros([2**20, 2**40]),
+        "bytes": lambda: bytes(2**62),
+        "python_in_graph": lambda: tf.py_function(lambda: bytes(2**62), [], tf.string),
+        "copy": lambda: raised(tf.errors.InternalError(None, None, "Failed copying: Dst tensor is not initialized.")),
+        "disk": lambda: raised(tf.errors.ResourceExhaustedError(None, None, "out/x; No space left on device")),
+        "internal": lambda: raised(tf.errors.InternalError(None, None, "Something else.")),
+    }
+    told = {}
+    for name, accident in accidents.items():
+        try:
+            accident()
+        except Exception as error:
+            told[name] = command_line._message(error)
+    print(json.dumps(told))
+"""
+
+FIXES = (
+    "--train_batch_size",
+    "--gradient_accumulation_steps",
+    "--recompute_activations",
+    "--max_seq_length",
+    "--dtype=mixed_bfloat16",
+    "docs/memory.md",
+)
+
+
+def told_of_accidents(module: str) -> dict[str, str]:
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_ACCIDENTS), module],
+        cwd=scripts.ROOT,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_names_what_needs_less_memory():
+    told = told_of_accidents("run_pretraining")
+    for name in ("tensor", "bytes", "python_in_graph", "copy"):
+        assert told[name].startswith("Out of memory"), name
+        assert [fix for fix in FIXES if fix not in told[name]] == [], name
+    assert "[1048576,1099511627776]" in told["tensor"]
+    assert told["disk"] == "out/x; No space left on device"
+    assert told["internal"] == "Something else."
+
+
+@pytest.mark.slow
+def test_a_script_names_only_flags_that_it_has():
+    assert told_of_accidents("run_fill_mask")["bytes"] == "Out of memory. Lower --batch_size."
+    assert told_of_accidents("learn_vocab")["bytes"] == "Out of memory."
+
+
+@pytest.mark.slow
+def test_a_script_without_memory_ends_with_the_message_and_no_traceback():
+    before = """
+        from modeling.config import BertConfig
+        BertConfig.from_json_file = lambda path: bytes(2**62)
+    """
+    required = scripts.spell(bert_config_file="x", input_file="x", output_dir="x", do_train=True)
+    told = scripts.run("run_pretraining.py", *required, before=before, code=1)
+    assert "run_pretraining.py: Out of memory. Lower --train_batch_size" in told
+    assert "Traceback" not in told

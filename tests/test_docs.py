@@ -1,0 +1,221 @@
+"""The commands in README.md and docs/ are true: every one has flags that there are, and those marked run are run.
+
+A block behind `<!-- run -->` is run in a directory that has, under the names of the docs, data and models of a few
+kilobytes; steps are cut to what takes seconds.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modeling.checkpoint import save_checkpoint
+from modeling.config import BertConfig
+from modeling.models import PretrainingModel
+from tests.scripts import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py") if 'if __name__ == "__main__"' in path.read_text())
+_BLOCK = re.compile(r"(<!-- run -->\n)?^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[bool, str]]:
+    """The code blocks of a page, and whether each is to be run. Lines that go on are joined."""
+    return [(bool(mark), re.sub(r"\\\n\s*", "", text)) for mark, text in _BLOCK.findall(page.read_text())]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of all commands of a page that run Python on something of ours, from the script or module on."""
+    lines = [line for _, text in blocks(page) for line in text.splitlines()]
+    lines += re.findall(r"`(python [^`…]+)`", page.read_text().replace("\n", " "))
+    found = []
+    for line in lines:
+        match = re.search(r"(?:^|[|;] *|^\s+)python (?=[-\w/.]+)(.*)", line)
+        if match and not match[1].startswith(("-c", "-m pip")):
+            found.append(shlex.split(match[1].split(" #")[0].removesuffix("…")))
+    return found
+
+
+def script_and_flags(words: list[str]) -> tuple[str, list[str]]:
+    if words[0] == "-m":
+        return words[1], words[2:]
+    return words[0], words[1:]
+
+
+ALL_COMMANDS = [(page.name, *script_and_flags(words)) for page in PAGES for words in commands(page)]
+
+_PARSE = """
+import importlib, json, sys
+from absl import flags
+import command_line
+
+importlib.import_module(sys.argv[1])
+told = []
+for line in json.load(sys.stdin):
+    try:
+        flags.FLAGS(sys.argv[:1] + line)
+        told.append("")
+    except flags.Error as error:
+        told.append(str(error))
+print(json.dumps(told))
+"""
+
+
+def test_there_are_commands_of_every_script():
+    assert len(ALL_COMMANDS) > 50
+    assert {script for _, script, _ in ALL_COMMANDS} >= set(SCRIPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted({script for _, script, _ in ALL_COMMANDS}))
+def test_every_command_has_flags_that_there_are(script):
+    module = script.removesuffix(".py").replace("/", ".")
+    assert importlib.util.find_spec(module), f"There is no {script}."
+    lines = [
+        [word for word in words if word.startswith("--") and "$" not in word]
+        for _, s, words in ALL_COMMANDS
+        if s == script
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", _PARSE, module],
+        input=json.dumps(lines),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert [complaint for complaint in json.loads(result.stdout.splitlines()[-1]) if complaint] == []
+
+
+# What makes a documented command one of seconds; the last value of a flag counts.
+_SOONER = {
+    "run_pretraining.py": ["--num_train_steps=2", "--num_warmup_steps=1", "--train_batch_size=4"],
+    "run_classifier.py": ["--num_train_epochs=1", "--train_batch_size=4"],
+    "run_squad.py": ["--num_train_epochs=1", "--train_batch_size=4"],
+    "run_ner.py": ["--num_train_epochs=1", "--train_batch_size=4"],
+    "run_multiple_choice.py": ["--num_train_epochs=1", "--train_batch_size=2"],
+}
+_WORDS = [
+    "the",
+    "a",
+    "lamp",
+    "was",
+    "lit",
+    "by",
+    "an",
+    "old",
+    "man",
+    "and",
+    "she",
+    "saw",
+    "it",
+    "from",
+    "her",
+    "room",
+    "at",
+    "night",
+    "in",
+    "rain",
+    "film",
+    "good",
+    "bad",
+    "charming",
+    "what",
+]
+
+
+def write_model(directory: Path) -> None:
+    """A checkpoint of Google's, with a vocabulary."""
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS, *"abcdefghijklmnopqrstuvwxyz.?", "##s"]
+    config = BertConfig(
+        vocab_size=len(vocab),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=512,
+        type_vocab_size=2,
+    )
+    directory.mkdir()
+    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
+    (directory / "bert_config.json").write_text(config.to_json_string())
+    save_checkpoint(PretrainingModel(config, seed=1), directory / "bert_model.ckpt")
+
+
+def sentence(rng: np.random.Generator) -> str:
+    return " ".join(rng.choice(_WORDS, rng.integers(5, 12))) + " ."
+
+
+def write_questions(path: Path, rng: np.random.Generator) -> None:
+    asked = []
+    for number in range(8):
+        context = sentence(rng)
+        answer = {"text": context.split()[2], "answer_start": len(" ".join(context.split()[:2])) + 1}
+        question = {"id": f"q{number}", "question": "what was it ?", "answers": [answer]}
+        asked.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "lamps", "paragraphs": asked}]}))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A directory with everything that the marked commands name."""
+    place, rng = tmp_path_factory.mktemp("docs"), np.random.default_rng(1)
+    for name in ("uncased_L-12_H-768_A-12", "cased_L-12_H-768_A-12", "all-MiniLM-L6-v2"):
+        write_model(place / name)
+    for name in ("books", "korean", "swag"):
+        (place / name).mkdir()
+    documents = "\n\n".join("\n".join(sentence(rng) for _ in range(6)) for _ in range(4))
+    for name in ("books/a.txt", "books/b.txt", "heldout.txt", "input.txt"):
+        (place / name).write_text(documents + "\n")
+    korean = ["오래된 등대에 불이 켜졌다.", "그는 창가에서 비를 보았다.", "밤이 되자 배가 떠났다."]
+    (place / "korean" / "a.txt").write_text(
+        "\n".join(korean) + "\n\n" + "\n".join(korean[::-1]) + "\n", encoding="utf-8"
+    )
+    (place / "bert_config.json").write_text((place / "cased_L-12_H-768_A-12" / "bert_config.json").read_text())
+    for name in ("train.tsv", "dev.tsv"):
+        rows = [f"{sentence(rng)}\t{number % 2}" for number in range(8)]
+        (place / name).write_text("\n".join(["review\tstars", *rows]) + "\n")
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        write_questions(place / name, rng)
+    for name in ("train.conll", "dev.conll"):
+        (place / name).write_text("the O\nold B-person\nman I-person\nwas O\nlit O\n\n" * 6)
+    for name in ("train.csv", "val.csv"):
+        header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+        rows = [f"v,{n},the lamp,the lamp was,by,gold,lit,old,good,bad,{n % 4}" for n in range(4)]
+        (place / "swag" / name).write_text("\n".join([header, *rows]) + "\n")
+    return place
+
+
+@pytest.mark.slow
+def test_the_marked_commands_run(place):
+    told = {}
+    for page in PAGES:
+        for line in (line for is_run, text in blocks(page) if is_run for line in text.splitlines()):
+            piped = re.match(r"echo '(.*?)' \| (.*)", line)
+            words = shlex.split(piped[2] if piped else line)
+            assert words.pop(0) == "python", f"{page.name}: only commands of Python can be run, not {line!r}."
+            script, flags = script_and_flags(words)
+            path = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
+            result = subprocess.run(
+                [sys.executable, *path, *flags, *_SOONER.get(script, [])],
+                cwd=place,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                input=piped[1] if piped else "",
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert result.returncode == 0, f"{page.name}: {line}\n{result.stderr}"
+            told[script] = result.stdout
+    assert told.keys() >= set(SCRIPTS) - {"convert_checkpoint.py"}
+    for name in ("vocab.txt", "out/bert_model.ckpt.index", "out/squad/predictions.json", "export/models.config"):
+        assert (place / name).is_file(), name
+    assert re.match(r"[01] 0\.\d+  What a charming film", told["examples.ask_tflite"])
