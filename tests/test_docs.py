@@ -34,7 +34,7 @@ def blocks(page: Path) -> list[tuple[bool, str]]:
 def commands(page: Path) -> list[list[str]]:
     """The words of all commands of a page that run Python on something of ours, from the script or module on."""
     lines = [line for _, text in blocks(page) for line in text.splitlines()]
-    lines += re.findall(r"`(python [^`…]+)`", page.read_text().replace("\n", " "))
+    lines += re.findall(r"(?<!`)`(python [^`…]+)`(?!`)", page.read_text().replace("\n", " "))
     found = []
     for line in lines:
         match = re.search(r"(?:^|[|;] *|^\s+)python (?=[-\w/.]+)(.*)", line)
