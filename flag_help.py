@@ -50,7 +50,8 @@ def help_text(description: str) -> str:
 
 
 def _described(flag: flags.Flag) -> str:
-    told = re.sub(r"^<[^>]*>: ", "", " ".join(flag.help.split()))  # absl puts choices before the help
+    # absl puts choices before the help, and what it means to be a list behind it.
+    told = re.sub(r"^<[^>]*>: |; repeat this option to specify a list of values$", "", " ".join(flag.help.split()))
     text = " ".join(filter(None, [told, _range(flag), _default(flag)]))
     return f"  {_spelled(flag)}\n" + textwrap.indent(textwrap.fill(text, 96, break_on_hyphens=False), " " * 6)
 

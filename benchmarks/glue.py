@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
@@ -26,6 +27,7 @@ _NUM_TRIALS = flags.DEFINE_integer("num_trials", 3, "Seeds, from 1 on.", lower_b
 _EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "Epochs of each run.")
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 5e-5, "Peak of the learning rate.")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence.")
+_PLOT = flags.DEFINE_string("plot", None, "Draws the first metric of each set as bars, to this file.")
 _EXTRA = flags.DEFINE_multi_string("extra_flag", [], "A further flag of run_classifier.py, e.g. --bias_correction.")
 
 
@@ -51,30 +53,78 @@ def run(name: str, checkpoint: str, task: str) -> Path:
     return output_dir
 
 
-def cell(output_dir: Path, task: str) -> str:
-    """Mean and deviation of the official figures, in percent."""
+class Figure(NamedTuple):
+    """An official figure on the development set, in percent; without a deviation where there was one seed."""
+
+    mean: float
+    deviation: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ± {self.deviation:.1f}"
+
+
+def figures(output_dir: Path, task: str) -> list[Figure]:
+    """Of all seeds, in the order of the official metrics."""
     metrics = [f"eval_{metric}" for metric in GLUE_TASKS[task_name(task)].metrics]
     trials = output_dir / "trials.json"
     if trials.is_file():
         summary = json.loads(trials.read_text(encoding="utf-8"))
-        return " / ".join(f"{100 * summary['mean'][m]:.1f} ± {100 * summary['deviation'][m]:.1f}" for m in metrics)
+        return [Figure(100 * summary["mean"][name], 100 * summary["deviation"][name]) for name in metrics]
     results = dict(line.split(" = ") for line in (output_dir / "eval_results.txt").read_text().splitlines())
-    return " / ".join(f"{100 * float(results[metric]):.1f}" for metric in metrics)
+    return [Figure(100 * float(results[name]), None) for name in metrics]
+
+
+def table(found: dict[str, dict[str, list[Figure]]], tasks: list[str]) -> str:
+    """Markdown; a row an encoder."""
+    header = [f"{task} ({'/'.join(GLUE_TASKS[task_name(task)].metrics)})" for task in tasks]
+    lines = [f"| | {' | '.join(header)} |", "|---" * (len(header) + 1) + "|"]
+    for name, by_task in found.items():
+        lines.append(f"| {name} | {' | '.join(' / '.join(map(str, by_task[task])) for task in tasks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(path: str, found: dict[str, dict[str, list[Figure]]], tasks: list[str]) -> None:
+    """Bars of the first metric of each set, one an encoder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(2 + 1.8 * len(tasks), 3.6), layout="constrained")
+    width = 0.8 / len(found)
+    for number, (name, by_task) in enumerate(found.items()):
+        firsts = [by_task[task][0] for task in tasks]
+        places = [place + (number - (len(found) - 1) / 2) * width for place in range(len(tasks))]
+        bars = axes.bar(
+            places,
+            [figure.mean for figure in firsts],
+            width,
+            yerr=[figure.deviation or 0.0 for figure in firsts],
+            capsize=3,
+            label=name,
+        )
+        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
+    axes.set_xticks(range(len(tasks)), [f"{task}\n{GLUE_TASKS[task_name(task)].metrics[0]}" for task in tasks])
+    axes.set_ylabel("percent")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(found), loc="upper center", bbox_to_anchor=(0.5, 1.15))
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     for flag in (_DATA_DIR, _OUTPUT_DIR, _ENCODERS):
         if not flag.value:
             raise ValueError(f"--{flag.name} is missing.")
-    header = [f"{task} ({'/'.join(GLUE_TASKS[task_name(task)].metrics)})" for task in _TASKS.value]
-    lines = [f"| | {' | '.join(header)} |", "|---" * (len(header) + 1) + "|"]
-    for encoder in _ENCODERS.value:
-        name, checkpoint = encoder.split("=", 1)
-        cells = [cell(run(name, checkpoint, task), task) for task in _TASKS.value]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    table = "\n".join(lines) + "\n"
-    write_text(Path(_OUTPUT_DIR.value) / "table.md", table)
-    print(table)
+    encoders = dict(encoder.split("=", 1) for encoder in _ENCODERS.value)
+    found = {
+        name: {task: figures(run(name, checkpoint, task), task) for task in _TASKS.value}
+        for name, checkpoint in encoders.items()
+    }
+    text = table(found, _TASKS.value)
+    write_text(Path(_OUTPUT_DIR.value) / "table.md", text)
+    print(text)
+    if _PLOT.value:
+        draw(_PLOT.value, found, _TASKS.value)
 
 
 if __name__ == "__main__":

@@ -194,6 +194,27 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
+def run_in(place: Path, script: str, flags: list[str], typed: str) -> str:
+    """What a script or module prints."""
+    path = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
+    result = subprocess.run(
+        [sys.executable, *path, *flags],
+        cwd=place,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, f"{script} {' '.join(flags)}\n{result.stderr}"
+    return result.stdout
+
+
+def snapshot(directory: Path) -> dict[str, int]:
+    """All files, with the moments they were last written."""
+    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+
+
 @pytest.mark.slow
 def test_the_marked_commands_run(place):
     told = {}
@@ -203,18 +224,13 @@ def test_the_marked_commands_run(place):
             words = shlex.split(piped[2] if piped else line)
             assert words.pop(0) == "python", f"{page.name}: only commands of Python can be run, not {line!r}."
             script, flags = script_and_flags(words)
-            path = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
-            result = subprocess.run(
-                [sys.executable, *path, *flags, *_SOONER.get(script, [])],
-                cwd=place,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-                input=piped[1] if piped else "",
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert result.returncode == 0, f"{page.name}: {line}\n{result.stderr}"
-            told[script] = result.stdout
+            flags += _SOONER.get(script, [])
+            if script in SCRIPTS and script not in told:
+                before = snapshot(place)
+                said = run_in(place, script, [*flags, "--dry_run"], typed=piped[1] if piped else "")
+                assert "Dry run: everything was checked, and nothing was written." in said, line
+                assert snapshot(place) == before, f"{line} --dry_run wrote something."
+            told[script] = run_in(place, script, flags, typed=piped[1] if piped else "")
     assert told.keys() >= set(SCRIPTS) - {"convert_checkpoint.py"}
     for name in ("vocab.txt", "out/bert_model.ckpt.index", "out/squad/predictions.json", "export/models.config"):
         assert (place / name).is_file(), name
