@@ -56,7 +56,9 @@ import importlib, json, sys
 from absl import flags
 import command_line
 
-importlib.import_module(sys.argv[1])
+module = importlib.import_module(sys.argv[1])
+if hasattr(module, "_define_flags"):  # a module that others import without its flags
+    module._define_flags()
 told = []
 for line in json.load(sys.stdin):
     try:
@@ -103,40 +105,13 @@ _SOONER = {
     "run_ner.py": ["--num_train_epochs=1", "--train_batch_size=4"],
     "run_multiple_choice.py": ["--num_train_epochs=1", "--train_batch_size=2"],
 }
-_WORDS = [
-    "the",
-    "a",
-    "lamp",
-    "was",
-    "lit",
-    "by",
-    "an",
-    "old",
-    "man",
-    "and",
-    "she",
-    "saw",
-    "it",
-    "from",
-    "her",
-    "room",
-    "at",
-    "night",
-    "in",
-    "rain",
-    "film",
-    "good",
-    "bad",
-    "charming",
-    "what",
-]
+_WORDS = "the a lamp was lit by an old man and she saw it from her room at night in rain film good bad charming what"
+_WORDS = _WORDS.split()
 
 
-def write_model(directory: Path) -> None:
-    """A checkpoint of Google's, with a vocabulary."""
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS, *"abcdefghijklmnopqrstuvwxyz.?", "##s"]
+def write_config(path: Path, vocab_size: int) -> BertConfig:
     config = BertConfig(
-        vocab_size=len(vocab),
+        vocab_size=vocab_size,
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -144,9 +119,16 @@ def write_model(directory: Path) -> None:
         max_position_embeddings=512,
         type_vocab_size=2,
     )
+    path.write_text(config.to_json_string())
+    return config
+
+
+def write_model(directory: Path) -> None:
+    """A checkpoint of Google's, with a vocabulary."""
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS, *"abcdefghijklmnopqrstuvwxyz.?", "##s"]
     directory.mkdir()
     (directory / "vocab.txt").write_text("\n".join(vocab) + "\n")
-    (directory / "bert_config.json").write_text(config.to_json_string())
+    config = write_config(directory / "bert_config.json", len(vocab))
     save_checkpoint(PretrainingModel(config, seed=1), directory / "bert_model.ckpt")
 
 
@@ -179,7 +161,6 @@ def place(tmp_path_factory) -> Path:
     (place / "korean" / "a.txt").write_text(
         "\n".join(korean) + "\n\n" + "\n".join(korean[::-1]) + "\n", encoding="utf-8"
     )
-    (place / "bert_config.json").write_text((place / "cased_L-12_H-768_A-12" / "bert_config.json").read_text())
     for name in ("train.tsv", "dev.tsv"):
         rows = [f"{sentence(rng)}\t{number % 2}" for number in range(8)]
         (place / name).write_text("\n".join(["review\tstars", *rows]) + "\n")
@@ -231,6 +212,8 @@ def test_the_marked_commands_run(place):
                 assert "Dry run: everything was checked, and nothing was written." in said, line
                 assert snapshot(place) == before, f"{line} --dry_run wrote something."
             told[script] = run_in(place, script, flags, typed=piped[1] if piped else "")
+            if script == "learn_vocab.py":  # of so little text, it learns fewer pieces than it was asked for
+                write_config(place / "bert_config.json", len((place / "vocab.txt").read_text().splitlines()))
     assert told.keys() >= set(SCRIPTS) - {"convert_checkpoint.py"}
     for name in ("vocab.txt", "out/bert_model.ckpt.index", "out/squad/predictions.json", "export/models.config"):
         assert (place / name).is_file(), name

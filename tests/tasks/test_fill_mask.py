@@ -32,6 +32,8 @@ def taught(tmp_path_factory):
         max_position_embeddings=16,
         type_vocab_size=2,
         initializer_range=0.2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     (directory / "bert_config.json").write_text(config.to_json_string())
     tokenizer = FullTokenizer(vocab_file=directory / "vocab.txt", never_split=("[MASK]",))
