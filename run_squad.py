@@ -90,8 +90,10 @@ def validate_flags() -> None:
             raise ValueError(
                 f"--null_score_diff_threshold={_NULL_SCORE_DIFF_THRESHOLD.value} should be a number, or auto."
             ) from None
-    if _RAW_RESULTS_OUT.value and not Path(_RAW_RESULTS_OUT.value).parent.is_dir():
-        raise ValueError(f"--raw_results_out={_RAW_RESULTS_OUT.value}: there is no such directory.")
+    if _RAW_RESULTS_OUT.value:
+        directory = Path(_RAW_RESULTS_OUT.value).parent
+        if not directory.is_dir() and directory != Path(OUTPUT_DIR.value or ""):
+            raise ValueError(f"--raw_results_out={_RAW_RESULTS_OUT.value}: there is no such directory.")
 
 
 def check_answers(settings: SquadSettings, gold: dict[str, list[str]]) -> None:

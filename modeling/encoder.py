@@ -75,7 +75,7 @@ class BertEncoder(keras.Model):
                 pooled_output: [B, H].
                 all_layers: list of [B, T, H], the output of every block.
                 embedding_output: [B, T, H], what goes into the first block.
-                attention_probs: list of [B, N, F, T], only with `return_attention`.
+                attention_probs: list of [B, N, F, T], only with `return_attention`; no gradient goes through them.
         """
         # Cast, because Keras at times builds a model with floats.
         input_ids = tf.cast(inputs["input_ids"], tf.int32)

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from modeling.config import BertConfig
-from modeling.functions import dropout, erf_gelu, tanh_gelu
+from modeling.functions import attention, dropout, erf_gelu, tanh_gelu
 
 # Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
 # without any real token attends evenly to everything instead of being NaN.
@@ -118,13 +118,14 @@ class SelfAttention(keras.layers.Layer):
             The weighted values, [B, F, H], and the probabilities before dropout, [B, N, F, T].
         """
         query, key, value = (self._split_heads(dense(hidden)) for dense in (self.query, self.key, self.value))
-        scores = tf.einsum("BFND,BTND->BNFT", query, key) * self.config.head_size**-0.5
-        # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
-        score_dtype = keras.backend.result_type(self.compute_dtype, "float32")
-        probabilities = tf.nn.softmax(tf.cast(scores, score_dtype) + tf.cast(mask_penalty, score_dtype))  # [B, N, F, T]
-        probabilities = tf.cast(probabilities, self.compute_dtype)
-        dropped = dropout(probabilities, self.config.attention_probs_dropout_prob, dropout_seed)
-        context = tf.einsum("BNFT,BTND->BFND", dropped, value)
+        context, probabilities = attention(
+            query * self.config.head_size**-0.5,
+            key,
+            value,
+            mask_penalty,
+            self.config.attention_probs_dropout_prob,
+            dropout_seed,
+        )
         return tf.reshape(context, tf.shape(hidden)), probabilities
 
     def _split_heads(self, x):

@@ -72,7 +72,7 @@ def test_dropout_depends_on_the_seed_and_the_step_alone(batches):
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_it_learns(batches, optimizer, jit_compile):
-    step, _ = make(optimizer=optimizer, jit_compile=jit_compile, parts=2, rate=3e-3 if optimizer == "adamw" else 3e-2)
+    step, _ = make(optimizer=optimizer, jit_compile=jit_compile, parts=2, rate=1e-3 if optimizer == "adamw" else 3e-2)
     iterator = iter(batches.take(1).repeat())
     first = step.run(iterator, tf.constant(1))
     step.run(iterator, tf.constant(40))

@@ -1,0 +1,89 @@
+"""Functions with gradients by hand, beside the plain formulas and their automatic gradients in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from modeling.functions import attention, dropout, erf_gelu, tanh_gelu
+
+
+def values_and_gradients(function, *inputs):
+    """The value of a function, and the gradients of a weighted sum of it."""
+    inputs = [tf.constant(x) for x in inputs]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = function(*inputs)
+        weights = tf.cast(tf.reshape(tf.range(tf.size(y)) % 7 - 3, tf.shape(y)), y.dtype)
+        total = tf.reduce_sum(y * weights)
+    return [y.numpy(), *(gradient.numpy() for gradient in tape.gradient(total, inputs))]
+
+
+def plain_tanh_gelu(x):
+    return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def plain_erf_gelu(x):
+    return 0.5 * x * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
+
+
+@pytest.mark.parametrize(("function", "plain"), [(tanh_gelu, plain_tanh_gelu), (erf_gelu, plain_erf_gelu)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)])
+def test_gelu(function, plain, dtype, tolerance):
+    x = np.linspace(-12.0, 12.0, 2001)
+    expected = values_and_gradients(plain, x)
+    for ours, theirs in zip(values_and_gradients(function, x.astype(dtype)), expected, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * 12)
+
+
+def test_gelu_does_not_overflow_in_float16():
+    x = np.float16([-250, -100, 0, 100, 250])  # 250 to the third is infinite
+    for function in (tanh_gelu, erf_gelu):
+        y, gradient = values_and_gradients(function, x)
+        np.testing.assert_array_equal(y, np.float16([0, 0, 0, 100, 250]))
+        assert np.isfinite(gradient).all()
+
+
+def plain_attention(query, key, value, penalty, rate, seed):
+    """Written out, with the mask that `dropout` draws for the same shape."""
+    probabilities = tf.nn.softmax(tf.einsum("BFND,BTND->BNFT", query, key) + penalty)
+    return tf.einsum("BNFT,BTND->BFND", dropout(probabilities, rate, seed), value)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_attention(rate, mode):
+    rng = np.random.default_rng(3)
+    query, key, value = rng.normal(size=(3, 2, 5, 3, 4))
+    key, value = (np.concatenate([x, x[:, ::-1] * 0.7], axis=1) for x in (key, value))  # attends to 10 from 5
+    penalty = np.where(np.arange(10) < np.array([10, 6])[:, None], 0.0, -10000.0)[:, None, None]
+    seed = tf.constant([5, 6])
+
+    def ours(query, key, value):
+        return attention(query, key, value, penalty, rate, seed)[0]
+
+    def plain(query, key, value):
+        return plain_attention(query, key, value, penalty, rate, seed)
+
+    run = ours if mode == "eager" else tf.function(ours, jit_compile=mode == "xla")
+    expected = values_and_gradients(plain, query, key, value)
+    for found, wanted in zip(values_and_gradients(run, query, key, value), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    narrow = [x.astype(np.float32) for x in (query, key, value)]
+    for found, wanted in zip(values_and_gradients(run, *narrow), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_attention_tells_its_probabilities():
+    x = tf.random.stateless_normal([2, 4, 3, 8], [1, 2])
+    probabilities = attention(x, x, x, 0.0, rate=0.5, seed=tf.constant([1, 2]))[1]
+    np.testing.assert_allclose(tf.reduce_sum(probabilities, -1), np.ones((2, 3, 4)), rtol=1e-6)
+
+
+def test_dropout_of_any_shape_has_its_rate():
+    for shape in ([999, 1001], [7, 11, 13, 17]):
+        dropped = dropout(tf.ones(shape), 0.25, tf.constant([1, 2])).numpy()
+        np.testing.assert_allclose(np.unique(dropped), [0.0, 1.0 / 0.75])
+        assert (dropped == 0).mean() == pytest.approx(0.25, abs=0.01)
