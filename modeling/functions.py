@@ -54,11 +54,11 @@ def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
     batch, attending, heads, _ = tf.unstack(tf.shape(query))
     attended = tf.shape(key)[1]
     is_dropping = seed is not None and rate > 0.0
-    is_kept = is_dropping and _is_kept([batch, heads, attending, attended], rate, seed)
+    is_kept = _is_kept([batch, heads, attending, attended], rate, seed) if is_dropping else tf.constant(True)
     scale = 1.0 / (1.0 - rate) if is_dropping else 1.0
 
-    def dropped(probabilities):
-        return probabilities * tf.cast(is_kept, probabilities.dtype) if is_dropping else probabilities
+    def dropped(x, is_kept):
+        return x * tf.cast(is_kept, x.dtype) if is_dropping else x
 
     @tf.custom_gradient
     def attend(query, key, value):
@@ -67,15 +67,18 @@ def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
         probabilities = tf.nn.softmax(scores + tf.cast(mask_penalty, scores.dtype))
         probabilities = tf.cast(probabilities, query.dtype)
         # What is kept is scaled up here and not among the probabilities, which are many more.
-        context = tf.einsum("BNFT,BTND->BFND", dropped(probabilities), value) * scale
+        context = tf.einsum("BNFT,BTND->BFND", dropped(probabilities, is_kept), value) * scale
 
         def gradient(d_context, _):
             sums = tf.reduce_sum(_wide(d_context) * _wide(context), axis=-1)  # [B, F, N]
             sums = tf.cast(tf.transpose(sums, [0, 2, 1]), query.dtype)[..., tf.newaxis]  # [B, N, F, 1]
             d_context = d_context * scale
-            d_value = tf.einsum("BNFT,BFND->BTND", dropped(probabilities), d_context)
+            with tf.control_dependencies([d_context]):
+                # Without this, TensorFlow would see that it has all this already, and keep it up to here.
+                kept = tf.identity(is_kept)
+            d_value = tf.einsum("BNFT,BFND->BTND", dropped(probabilities, kept), d_context)
             d_dropped = tf.einsum("BFND,BTND->BNFT", d_context, value)
-            d_scores = probabilities * (dropped(d_dropped) - sums)
+            d_scores = probabilities * (dropped(d_dropped, kept) - sums)
             d_query = tf.einsum("BNFT,BTND->BFND", d_scores, key)
             return d_query, tf.einsum("BNFT,BFND->BTND", d_scores, query), d_value
 
