@@ -6,9 +6,11 @@ from modeling.config import BertConfig
 
 # What a block keeps of each token for the backward pass: vectors of the hidden size, vectors of the intermediate size,
 # and rows of attention, one a head. Fitted to what `python -m benchmarks.memory` measures (docs/memory.md).
-_HIDDEN_VECTORS = 14.0
-_WIDE_VECTORS = 4.0
-_ATTENTION_ROWS = 4.0
+_HIDDEN_VECTORS = 9.1
+_WIDE_VECTORS = 3.0
+_ATTENTION_ROWS = 1.6
+_BLOCKS_WHILE_RECOMPUTING = 4.0  # what is computed again, its gradients, and what they are made of
+_BUFFERS = 150e6  # of everything else
 
 
 class Estimate(NamedTuple):
@@ -46,13 +48,18 @@ def estimate(
         + _ATTENTION_ROWS * config.num_attention_heads * seq_length
     )
     inputs = tokens * config.hidden_size
-    blocks = block + config.num_hidden_layers * inputs if recompute else config.num_hidden_layers * block
+    blocks = (
+        _BLOCKS_WHILE_RECOMPUTING * block + config.num_hidden_layers * inputs
+        if recompute
+        else config.num_hidden_layers * block
+    )
     # Scores of the vocabulary, their softmax and their gradient are float32 in any case.
     vocabulary = 3 * 4 * (tokens // seq_length) * predictions * config.vocab_size
     activations = width * blocks + vocabulary
-    # Weights, gradients and two averages; a sum of gradients where there are parts; a narrow copy in half precision.
-    copies = 4 * 4 + (4 if parts > 1 else 0) + (0 if width == 4 else width)
-    return Estimate(num_parameters(config) * copies + activations, activations)
+    # Weights, gradients, clipped gradients and two averages; sums of gradients before and after a part; a narrow copy
+    # in half precision.
+    copies = 5 * 4 + (8 if parts > 1 else 0) + (0 if width == 4 else width)
+    return Estimate(num_parameters(config) * copies + activations + _BUFFERS, activations)
 
 
 def num_parameters(config: BertConfig) -> int:

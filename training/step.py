@@ -110,6 +110,8 @@ class TrainStep:
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
         sums = {name: tf.constant(0.0) for name in self._task.measures if name not in all_counts}
         for part in tf.range(self._parts):
+            # One after the other: otherwise all parts run at once, and take the memory of the whole.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             of_part = {name: tensor[part] for name, tensor in split.items()}
             more_gradients, more_sums = self._gradients_of_part(of_part, all_counts, seeds[part])
             gradients = [total + more for total, more in zip(gradients, more_gradients, strict=True)]
