@@ -106,9 +106,14 @@ _COMPLAINTS = """
 
 def complaints(script: str, *lines: list[str]) -> list[str]:
     """What a script says of each of several wrong command lines; "" where it finds nothing wrong. In one process."""
+    return answer_of(_COMPLAINTS, script, given=json.dumps(lines))
+
+
+def answer_of(code: str, argument: str, given: str = ""):
+    """Runs Python in a process of its own; what it prints last, as JSON."""
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_COMPLAINTS), script],
-        input=json.dumps(lines),
+        [sys.executable, "-c", textwrap.dedent(code), argument],
+        input=given,
         cwd=ROOT,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,11 +1,5 @@
 """What a person is told when a script fails, whatever the script."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
 from tests import scripts
@@ -48,23 +42,9 @@ FIXES = (
 )
 
 
-def told_of_accidents(module: str) -> dict[str, str]:
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_ACCIDENTS), module],
-        cwd=scripts.ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 @pytest.mark.slow
 def test_a_script_that_trains_names_what_needs_less_memory():
-    told = told_of_accidents("run_pretraining")
+    told = scripts.answer_of(_ACCIDENTS, "run_pretraining")
     for name in ("tensor", "bytes", "python_in_graph", "copy"):
         assert told[name].startswith("Out of memory"), name
         assert [fix for fix in FIXES if fix not in told[name]] == [], name
@@ -75,8 +55,8 @@ def test_a_script_that_trains_names_what_needs_less_memory():
 
 @pytest.mark.slow
 def test_a_script_names_only_flags_that_it_has():
-    assert told_of_accidents("run_fill_mask")["bytes"] == "Out of memory. Lower --batch_size."
-    assert told_of_accidents("learn_vocab")["bytes"] == "Out of memory."
+    assert scripts.answer_of(_ACCIDENTS, "run_fill_mask")["bytes"] == "Out of memory. Lower --batch_size."
+    assert scripts.answer_of(_ACCIDENTS, "learn_vocab")["bytes"] == "Out of memory."
 
 
 @pytest.mark.slow
