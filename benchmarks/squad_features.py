@@ -2,7 +2,7 @@
 
     python -m benchmarks.squad_features --questions=devsplit-eval-v1.1.json --vocab_file=vocab.txt
 
-The ways take turns, on the same questions, and the best of each counts. What they make is compared, record for record.
+On the same questions; the best of several runs of ours counts. What they make is compared, record for record.
 """
 
 import tempfile
