@@ -1,10 +1,10 @@
 """What every script shares on the command line: errors that a person can read, and an exit code."""
 
-import functools
 import logging
 import os
 import re
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from typing import NoReturn
@@ -26,6 +26,9 @@ _DRY_RUN = flags.DEFINE_bool(
     "would be done, and stop.",
 )
 _DEBUG = flags.DEFINE_bool("debug", False, "Whether an error shows where in the code it happened.")
+
+
+_arguments: list[str] = []  # the name of the script and what else is no flag, once flags are set
 
 
 class DryRunEnds(Exception):
@@ -63,7 +66,34 @@ def run(main) -> None:
                 traceback.print_exc()
             _leave(f"{arguments[0]}: {message or 'that should not have happened.'}", 1)
 
-    app.run(guarded, flags_parser=functools.partial(_parse, description=sys.modules[main.__module__].__doc__))
+    parse_flags(sys.modules[main.__module__].__doc__)
+    app.run(guarded, flags_parser=lambda _: _arguments)
+
+
+def parse_flags(description: str) -> None:
+    """Sets the flags of a script, if that has not been done; answers --help with its description, and wrong flags.
+
+    `run` does it. A script that loads TensorFlow does it before, as soon as its flags are defined.
+    """
+    if not _arguments:
+        _arguments.extend(_parse(sys.argv, description))
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow, without the page that it writes before any level of logging is heard."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)  # it is C++ that writes
+        try:
+            import keras  # noqa: F401
+        except BaseException:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def is_dry_run() -> bool:

@@ -73,6 +73,7 @@ def validate_flags() -> None:
 
 def main() -> None:
     validate_flags()
+    command_line.load_tensorflow()  # late, so that --help does not wait for it
     from data.tokenization import load_vocab, pieces_by_id
     from data.vocabulary_checks import add_tokens, check_casing, check_size
     from modeling import conversion

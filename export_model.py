@@ -73,7 +73,8 @@ _EVAL_RECORDS = flags.DEFINE_string(
 
 def main() -> None:
     validate_flags()
-    from serving.services import load_service  # late, so that --help does not wait for TensorFlow
+    command_line.load_tensorflow()  # late, so that --help does not wait for it
+    from serving.services import load_service
 
     name = model_name()
     is_fixed = _FORMAT.value == "tflite" and _TASK.value not in ("fill_mask", "embeddings")

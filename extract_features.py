@@ -260,7 +260,8 @@ def main() -> None:
     num_lines = 0 if _STS_FILE.value else count_lines()
     drawn = texts_to_draw() if _ATTENTION_PLOT.value else {}
 
-    from tasks.vectors import TextEncoder  # late, so that --help does not wait for TensorFlow
+    command_line.load_tensorflow()  # late, so that --help does not wait for it
+    from tasks.vectors import TextEncoder
     from training.memory import keep_freed_memory
 
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""What all fine-tuning scripts share: their flags, and the way from records to a trained model and to its answers."""
+"""What all fine-tuning scripts share: the way from records to a trained model and to its answers, by their flags."""
 
 import atexit
 import dataclasses
@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import flags
 
 import command_line
 import training_flags
@@ -20,7 +19,22 @@ from data.batch_plans import BatchSize, TrainingPlan, evaluation_plan
 from data.example_records import SEQUENCES, ExampleRecords, numbered_batches
 from data.tokenization import vocab_text
 from data.vocabulary_checks import check_casing
-from flag_help import heading
+from fine_tuning_flags import (
+    BATCHING,
+    BERT_CONFIG_FILE,
+    DECIDING,
+    DO_LOWER_CASE,
+    DO_TRAIN,
+    FREEZE_LAYERS,
+    INIT_CHECKPOINT,
+    NUM_TRAIN_EPOCHS,
+    OUTPUT_DIR,
+    TRAIN_BATCH_SIZE,
+    TRAIN_BATCH_TOKENS,
+    VOCAB_FILE,
+    WARMUP_PROPORTION,
+    trained_dir,
+)
 from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.models import TaskModel
 from tasks.pretrained import Pretrained
@@ -32,108 +46,33 @@ from training.state import check_free
 from training.step import Task
 from training.strategy import is_chief, is_tpu
 
-heading("Required")
-OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints, figures and answers.")
-
-heading("Model")
-_INIT_CHECKPOINT = flags.DEFINE_string(
-    "init_checkpoint",
-    None,
-    "Weights to start from: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of ours. "
-    "Random ones if it is not set.",
-)
-_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The config, if it does not lie beside the weights.")
-_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary, if it does not lie beside the weights.")
-_DO_LOWER_CASE = flags.DEFINE_bool(
-    "do_lower_case", None, "Whether to lower-case the text; by default what the model tells, and True if it does not."
-)
-_FREEZE_LAYERS = flags.DEFINE_integer(
-    "freeze_layers", 0, "Keep the embeddings and so many of the lowest layers as they are; 0 trains all.", lower_bound=0
-)
-
-heading("Training")
-DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
-DO_PREDICT = flags.DEFINE_bool("do_predict", False, "Whether to answer for data without answers.")
-_TRAIN_BATCH_SIZE = flags.DEFINE_integer("train_batch_size", 32, "Sequences in a step of training.", lower_bound=1)
-PREDICT_BATCH_SIZE = flags.DEFINE_integer("predict_batch_size", 8, "Sequences in a batch of answers.", lower_bound=1)
-_NUM_TRAIN_EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "How often each example is seen.", lower_bound=0.0)
-_WARMUP_PROPORTION = flags.DEFINE_float(
-    "warmup_proportion", 0.1, "Part of the steps in which the learning rate rises.", lower_bound=0.0, upper_bound=1.0
-)
-_BATCHING = flags.DEFINE_enum(
-    "batching",
-    "auto",
-    ["auto", "padded", "trimmed", "bucketed"],
-    "padded: every sequence to the full length, as the original did. trimmed: the same batches without columns of "
-    "padding, sooner. bucketed: batches of sequences of about the same length, sooner still. auto: "
-    "trimmed, but padded where shapes have to be fixed (TPU, --jit_compile).",
-)
-_TRAIN_BATCH_TOKENS = flags.DEFINE_integer(
-    "train_batch_tokens",
-    None,
-    "With --batching=bucketed: as many sequences in a step as have so many pieces together, padding included, instead "
-    "of --train_batch_size.",
-    lower_bound=1,
-)
-
-# Flags above whose value decides what is learned; data and model are described by those who know them.
-_DECIDING = (
-    _INIT_CHECKPOINT,
-    _FREEZE_LAYERS,
-    _TRAIN_BATCH_SIZE,
-    _TRAIN_BATCH_TOKENS,
-    _NUM_TRAIN_EPOCHS,
-    _WARMUP_PROPORTION,
-    _BATCHING,
-)
-
-
-def validate() -> None:
-    """Refuses flags that contradict each other."""
-    if not OUTPUT_DIR.value:
-        raise ValueError("--output_dir is missing.")
-    if _TRAIN_BATCH_TOKENS.value and _BATCHING.value != "bucketed":
-        raise ValueError("--train_batch_tokens needs --batching=bucketed.")
-
 
 def find_pretrained(max_seq_length: int, needs_weights: bool = True) -> Pretrained:
     """What --init_checkpoint names; if nothing is to be trained and there is a run in --output_dir, that.
 
     Where weights are not needed, --vocab_file and --bert_config_file are enough.
     """
-    path = _INIT_CHECKPOINT.value if DO_TRAIN.value else trained_dir() or _INIT_CHECKPOINT.value
-    if not needs_weights and _VOCAB_FILE.value and _BERT_CONFIG_FILE.value:
+    path = INIT_CHECKPOINT.value if DO_TRAIN.value else trained_dir() or INIT_CHECKPOINT.value
+    if not needs_weights and VOCAB_FILE.value and BERT_CONFIG_FILE.value:
         path = None
-    found = Pretrained.find(path, _BERT_CONFIG_FILE.value, _VOCAB_FILE.value, _DO_LOWER_CASE.value)
-    if _DO_LOWER_CASE.value is not None and path:
-        check_casing(_DO_LOWER_CASE.value, path, found.vocab, found.vocab_file)
+    found = Pretrained.find(path, BERT_CONFIG_FILE.value, VOCAB_FILE.value, DO_LOWER_CASE.value)
+    if DO_LOWER_CASE.value is not None and path:
+        check_casing(DO_LOWER_CASE.value, path, found.vocab, found.vocab_file)
     if max_seq_length > found.config.max_position_embeddings:
         raise ValueError(
             f"--max_seq_length={max_seq_length} is longer than what the model has learned: its "
             f"max_position_embeddings is {found.config.max_position_embeddings}."
         )
-    if _FREEZE_LAYERS.value > found.config.num_hidden_layers:
-        raise ValueError(f"--freeze_layers={_FREEZE_LAYERS.value}: the model has {found.config.num_hidden_layers}.")
+    if FREEZE_LAYERS.value > found.config.num_hidden_layers:
+        raise ValueError(f"--freeze_layers={FREEZE_LAYERS.value}: the model has {found.config.num_hidden_layers}.")
     return found
-
-
-def trained_dir() -> str | None:
-    """Where there is a model that was trained for a task: --output_dir, or --init_checkpoint; None if neither."""
-    for directory in (OUTPUT_DIR.value, _INIT_CHECKPOINT.value):
-        if directory and has_settings(directory):
-            return directory
-    return None
-
-
-def has_settings(directory: str) -> bool:
-    return (Path(directory) / SETTINGS_FILE).is_file()
 
 
 def check_before_encoding(strategy: tf.distribute.Strategy, *batch_size_flags) -> None:
     """What can be known to be wrong before minutes are spent on the data."""
     if DO_TRAIN.value:
-        if not _TRAIN_BATCH_TOKENS.value:
-            check_batch_size(strategy, _TRAIN_BATCH_SIZE.value, training_flags.parts(), _TRAIN_BATCH_SIZE.name)
+        if not TRAIN_BATCH_TOKENS.value:
+            check_batch_size(strategy, TRAIN_BATCH_SIZE.value, training_flags.parts(), TRAIN_BATCH_SIZE.name)
         if is_chief(strategy):
             check_free(OUTPUT_DIR.value)
     for flag in batch_size_flags:
@@ -157,9 +96,9 @@ def end_if_dry_run(
     facts |= {name: f"{size:,} examples" for name, size in sizes.items()}
     if DO_TRAIN.value:
         initialize(model, found)
-        rows = _TRAIN_BATCH_SIZE.value
-        if _TRAIN_BATCH_TOKENS.value:
-            rows = max(1, _TRAIN_BATCH_TOKENS.value // max_seq_length)
+        rows = TRAIN_BATCH_SIZE.value
+        if TRAIN_BATCH_TOKENS.value:
+            rows = max(1, TRAIN_BATCH_TOKENS.value // max_seq_length)
         facts |= training_flags.memory(strategy, found.config, rows, max_seq_length)
     else:
         load_trained(model, OUTPUT_DIR.value, found)
@@ -204,7 +143,7 @@ class FineTuning:
         self._sequences = (*SEQUENCES, *labels_of_pieces)
         self._jit_compile = training_flags.jit_compile(strategy)
         needs_fixed_shapes = is_tpu(strategy) or self._jit_compile
-        self._batching = _BATCHING.value
+        self._batching = BATCHING.value
         if self._batching == "auto":
             self._batching = "padded" if needs_fixed_shapes else "trimmed"
         if needs_fixed_shapes and self._batching != "padded":
@@ -236,15 +175,15 @@ class FineTuning:
         """
         plan = self._plan(records, seed, num_examples or len(records))
         num_steps = len(plan)
-        self._model.freeze(_FREEZE_LAYERS.value)
+        self._model.freeze(FREEZE_LAYERS.value)
         with self._strategy.scope():
             optimizer, loss_scale = training_flags.optimizer_for(
-                self._model, num_steps, int(num_steps * _WARMUP_PROPORTION.value)
+                self._model, num_steps, int(num_steps * WARMUP_PROPORTION.value)
             )
         logging.info("***** Training: %d sequences, %d steps *****", len(records), num_steps)
-        rows = None if _TRAIN_BATCH_TOKENS.value else _TRAIN_BATCH_SIZE.value
-        own = {flag.name: flag.value for flag in _DECIDING} | {
-            _BATCHING.name: self._batching,  # what auto came to
+        rows = None if TRAIN_BATCH_TOKENS.value else TRAIN_BATCH_SIZE.value
+        own = {flag.name: flag.value for flag in DECIDING} | {
+            BATCHING.name: self._batching,  # what auto came to
             "number of steps": num_steps,
             "training data (SHA-256)": records.sha256,
             "bert_config_file": found.config.to_dict(),
@@ -270,13 +209,13 @@ class FineTuning:
         )
 
     def _plan(self, records: ExampleRecords, seed: int, num_examples: int) -> TrainingPlan:
-        size = BatchSize(_TRAIN_BATCH_SIZE.value, _TRAIN_BATCH_TOKENS.value, training_flags.shares(self._strategy))
-        num_steps = int(num_examples / size.rows * _NUM_TRAIN_EPOCHS.value)  # the original's count
+        size = BatchSize(TRAIN_BATCH_SIZE.value, TRAIN_BATCH_TOKENS.value, training_flags.shares(self._strategy))
+        num_steps = int(num_examples / size.rows * NUM_TRAIN_EPOCHS.value)  # the original's count
         plan = TrainingPlan(records.lengths, size, num_steps, seed, self._batching == "bucketed")
         if not len(plan):
             raise ValueError(
-                f"{len(records)} examples are less than one batch in {_NUM_TRAIN_EPOCHS.value:g} epochs: lower "
-                f"--train_batch_size={_TRAIN_BATCH_SIZE.value} or raise --num_train_epochs."
+                f"{len(records)} examples are less than one batch in {NUM_TRAIN_EPOCHS.value:g} epochs: lower "
+                f"--train_batch_size={TRAIN_BATCH_SIZE.value} or raise --num_train_epochs."
             )
         return plan
 

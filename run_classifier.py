@@ -19,25 +19,16 @@ from typing import NamedTuple
 from absl import flags
 
 import command_line
-import fine_tuning
+import fine_tuning_flags
 import training_flags
 from data.examples import Columns, Example, sample
 from data.glue import GLUE_TASKS, XNLI_LANGUAGES, task_name
 from data.sentence_features import LONG_TEXTS, SentenceEncoder
 from data.sentence_sets import GlueSets, NamedExamples, SentenceSets, Tables, TfdsSets, XnliSets
 from data.tokenization import FullTokenizer
-from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, trained_dir
 from flag_help import heading
-from modeling.models import SentenceModel
-from tasks import sentence_results, sentences
-from tasks.pretrained import Pretrained
-from tasks.sentence_classifier import SentenceClassifier
-from tasks.sentence_data import EncodedSet, parser
-from tasks.sentences import SentenceSettings, SentenceTask
 from tasks.settings import SETTINGS_FILE
-from training.evaluation import write_results
-from training.strategy import is_chief
-from training.trials import run_trials, trial_dir
 
 heading("Required")
 _TASK_NAME = flags.DEFINE_string(
@@ -107,10 +98,26 @@ _GLUE_SUBMISSION = flags.DEFINE_bool(
     "glue_submission", False, "Whether --do_predict also writes a file for GLUE's server, e.g. MRPC.tsv."
 )
 
+if __name__ == "__main__":
+    command_line.parse_flags(__doc__)  # --help and a wrong flag do not wait for TensorFlow
+    command_line.load_tensorflow()
+
+import fine_tuning
+from fine_tuning import FineTuning
+from modeling.models import SentenceModel
+from tasks import sentence_results, sentences
+from tasks.pretrained import Pretrained
+from tasks.sentence_classifier import SentenceClassifier
+from tasks.sentence_data import EncodedSet, parser
+from tasks.sentences import SentenceSettings, SentenceTask
+from training.evaluation import write_results
+from training.strategy import is_chief
+from training.trials import run_trials, trial_dir
+
 
 def validate_flags() -> None:
     """Refuses what cannot work, before any of it is done."""
-    fine_tuning.validate()
+    fine_tuning_flags.validate()
     if not (DO_TRAIN.value or _DO_EVAL.value or DO_PREDICT.value):
         raise ValueError("At least one of --do_train, --do_eval and --do_predict must be set.")
     if _PREDICT_FILE.value == "-":
@@ -208,7 +215,7 @@ def main() -> None:
 
 def find_model(sets: SentenceSets, train_examples: list[Example]) -> tuple[SentenceSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
-    if not DO_TRAIN.value and (directory := fine_tuning.trained_dir()):
+    if not DO_TRAIN.value and (directory := trained_dir()):
         settings = SentenceSettings.load(directory)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)

@@ -55,7 +55,8 @@ def _decoded(line: str | bytes) -> str:
 
 
 def main() -> None:
-    from tasks.fill_mask import FillMask  # late, so that --help does not wait for TensorFlow
+    command_line.load_tensorflow()  # late, so that --help does not wait for it
+    from tasks.fill_mask import FillMask
 
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]

@@ -15,28 +15,14 @@ from typing import NamedTuple
 from absl import flags
 
 import command_line
-import fine_tuning
+import fine_tuning_flags
 import training_flags
 from data.choices import FORMATS, Choice, read_choices
 from data.examples import sample
 from data.sentence_features import SentenceEncoder
 from data.tokenization import FullTokenizer
-from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, trained_dir
 from flag_help import heading
-from modeling.models import ChoiceModel
-from tasks.choices import (
-    METRIC_NAMES,
-    ChoiceSettings,
-    ChoiceTask,
-    EncodedChoices,
-    choice_probabilities,
-    parser,
-    write_predictions,
-)
-from tasks.pretrained import Pretrained
-from training.evaluation import write_results
-from training.strategy import is_chief
-from training.trials import run_trials, trial_dir
 
 heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "The file to train on.")
@@ -72,10 +58,31 @@ _NUM_TRIALS = flags.DEFINE_integer(
     lower_bound=1,
 )
 
+if __name__ == "__main__":
+    command_line.parse_flags(__doc__)  # --help and a wrong flag do not wait for TensorFlow
+    command_line.load_tensorflow()
+
+import fine_tuning
+from fine_tuning import FineTuning
+from modeling.models import ChoiceModel
+from tasks.choices import (
+    METRIC_NAMES,
+    ChoiceSettings,
+    ChoiceTask,
+    EncodedChoices,
+    choice_probabilities,
+    parser,
+    write_predictions,
+)
+from tasks.pretrained import Pretrained
+from training.evaluation import write_results
+from training.strategy import is_chief
+from training.trials import run_trials, trial_dir
+
 
 def validate_flags() -> None:
     """Refuses what cannot work, before any of it is done."""
-    fine_tuning.validate()
+    fine_tuning_flags.validate()
     if not (DO_TRAIN.value or _DO_EVAL.value or DO_PREDICT.value):
         raise ValueError("At least one of --do_train, --do_eval and --do_predict must be set.")
     if DO_TRAIN.value and not _TRAIN_FILE.value:
@@ -122,7 +129,7 @@ def main() -> None:
 def find_model(train_choices: list[Choice]) -> tuple[ChoiceSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
     if not DO_TRAIN.value:
-        settings = ChoiceSettings.load(fine_tuning.trained_dir() or OUTPUT_DIR.value)
+        settings = ChoiceSettings.load(trained_dir() or OUTPUT_DIR.value)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     return ChoiceSettings(len(train_choices[0].endings), found.do_lower_case, _MAX_SEQ_LENGTH.value), found

@@ -15,29 +15,12 @@ from pathlib import Path
 from absl import flags
 
 import command_line
-import fine_tuning
+import fine_tuning_flags
 import training_flags
 from data.ner import FORMATS, SCHEMES, TaggedText, read_tagged
 from data.tokenization import FullTokenizer
-from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, trained_dir
 from flag_help import heading
-from tasks.ner import (
-    EncodedTexts,
-    NerSettings,
-    NerTask,
-    check_types,
-    conll_lines,
-    find_tags,
-    json_object,
-    make_model,
-    parser,
-    tag_and_probability,
-)
-from tasks.pretrained import Pretrained
-from training.evaluation import write_results
-from training.state import write_text
-from training.strategy import is_chief
-from training.trials import run_trials, trial_dir
 
 heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "Tagged text to train on.")
@@ -76,10 +59,34 @@ _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials", 1, "Train from so many seeds; the best ends up in --output_dir, all in trials.json.", lower_bound=1
 )
 
+if __name__ == "__main__":
+    command_line.parse_flags(__doc__)  # --help and a wrong flag do not wait for TensorFlow
+    command_line.load_tensorflow()
+
+import fine_tuning
+from fine_tuning import FineTuning
+from tasks.ner import (
+    EncodedTexts,
+    NerSettings,
+    NerTask,
+    check_types,
+    conll_lines,
+    find_tags,
+    json_object,
+    make_model,
+    parser,
+    tag_and_probability,
+)
+from tasks.pretrained import Pretrained
+from training.evaluation import write_results
+from training.state import write_text
+from training.strategy import is_chief
+from training.trials import run_trials, trial_dir
+
 
 def validate_flags() -> None:
     """Refuses what cannot work, before any of it is done."""
-    fine_tuning.validate()
+    fine_tuning_flags.validate()
     wanted = ((_TRAIN_FILE, DO_TRAIN), (_EVAL_FILE, _DO_EVAL), (_PREDICT_FILE, DO_PREDICT))
     if not any(flag.value for _, flag in wanted):
         raise ValueError("At least one of --do_train, --do_eval and --do_predict must be set.")
@@ -148,7 +155,7 @@ def main() -> None:
 def find_model(train_texts: Sequence[TaggedText] | None) -> tuple[NerSettings, Pretrained]:
     """What there is to use, if nothing is to be trained; else what the flags and the training data make of it."""
     if train_texts is None:
-        settings = NerSettings.load(fine_tuning.trained_dir() or OUTPUT_DIR.value)
+        settings = NerSettings.load(trained_dir() or OUTPUT_DIR.value)
         return settings, fine_tuning.find_pretrained(settings.max_seq_length)
     found = fine_tuning.find_pretrained(_MAX_SEQ_LENGTH.value)
     settings = NerSettings(

@@ -17,21 +17,11 @@ from absl import flags
 
 import command_line
 import training_flags
-from data.masking import left_to_right
 from data.metadata import check_vocab, check_vocab_size
-from data.pretraining_input import PretrainingInput
 from data.text_files import find_files
 from data.tokenization import load_vocab
 from data.vocabulary_checks import check_size
 from flag_help import heading
-from modeling.checkpoint import load_checkpoint
-from modeling.config import ATTENTIONS, BertConfig
-from modeling.models import PretrainingModel
-from tasks.pretraining import PretrainingTask
-from training.evaluation import Evaluator, load_latest, write_results
-from training.loop import check_batch_size, train
-from training.state import RunRecord, check_free
-from training.strategy import is_chief
 
 heading("Required")
 _BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The shape of the network, as JSON.")
@@ -47,7 +37,7 @@ _INIT_CHECKPOINT = flags.DEFINE_string(
 _ATTENTION = flags.DEFINE_enum(
     "attention",
     None,
-    list(ATTENTIONS),
+    ["bidirectional", "causal"],
     "causal: each piece sees only those to its left, and every position is trained to tell the next one, as in the "
     "ablation of the paper. The config decides if this is not set.",
 )
@@ -84,6 +74,21 @@ _MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "The most batches 
 _USE_NEXT_SENTENCE = flags.DEFINE_bool(
     "use_next_sentence", True, "Whether next sentence prediction is part of the loss; without it, masked words are all."
 )
+
+if __name__ == "__main__":
+    command_line.parse_flags(__doc__)  # --help and a wrong flag do not wait for TensorFlow
+    command_line.load_tensorflow()
+
+from data.masking import left_to_right
+from data.pretraining_input import PretrainingInput
+from modeling.checkpoint import load_checkpoint
+from modeling.config import BertConfig
+from modeling.models import PretrainingModel
+from tasks.pretraining import PretrainingTask
+from training.evaluation import Evaluator, load_latest, write_results
+from training.loop import check_batch_size, train
+from training.state import RunRecord, check_free
+from training.strategy import is_chief
 
 
 def validate_flags() -> BertConfig:

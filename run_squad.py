@@ -19,25 +19,14 @@ import numpy as np
 from absl import flags
 
 import command_line
-import fine_tuning
+import fine_tuning_flags
 import training_flags
 from data.squad import Question, read_questions
 from data.squad_features import FIRST_UNIQUE_ID
-from data.squad_records import WindowRecords, window_records
 from data.tokenization import FullTokenizer
-from fine_tuning import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, FineTuning
+from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, has_settings, trained_dir
 from flag_help import heading
-from modeling.models import SpanModel
-from tasks.pretrained import Pretrained
 from tasks.settings import SETTINGS_FILE
-from tasks.spans import SpanTask, both_ends, parser
-from tasks.squad import SquadSettings, question_texts
-from tasks.squad_answers import AnswerSettings, FoundAnswers, answers, at_threshold, write_answers
-from tasks.squad_logits import RawResults, average, load_raw, save_raw
-from tasks.squad_scores import best_threshold, scores
-from training.evaluation import write_results
-from training.state import write_text
-from training.strategy import is_chief
 
 heading("Data")
 _TRAIN_FILE = flags.DEFINE_string("train_file", None, "Questions with answers to train on, as SQuAD's JSON.")
@@ -70,10 +59,28 @@ _RAW_RESULTS_IN = flags.DEFINE_list(
 )
 _VERBOSE_LOGGING = flags.DEFINE_bool("verbose_logging", False, "Whether to tell where an answer's text was not found.")
 
+if __name__ == "__main__":
+    command_line.parse_flags(__doc__)  # --help and a wrong flag do not wait for TensorFlow
+    command_line.load_tensorflow()
+
+import fine_tuning
+from data.squad_records import WindowRecords, window_records
+from fine_tuning import FineTuning
+from modeling.models import SpanModel
+from tasks.pretrained import Pretrained
+from tasks.spans import SpanTask, both_ends, parser
+from tasks.squad import SquadSettings, question_texts
+from tasks.squad_answers import AnswerSettings, FoundAnswers, answers, at_threshold, write_answers
+from tasks.squad_logits import RawResults, average, load_raw, save_raw
+from tasks.squad_scores import best_threshold, scores
+from training.evaluation import write_results
+from training.state import write_text
+from training.strategy import is_chief
+
 
 def validate_flags() -> None:
     """Refuses what cannot work, before any of it is done."""
-    fine_tuning.validate()
+    fine_tuning_flags.validate()
     if not DO_TRAIN.value and not DO_PREDICT.value:
         raise ValueError("At least one of --do_train and --do_predict must be set.")
     for file, flag in ((_TRAIN_FILE, DO_TRAIN), (_PREDICT_FILE, DO_PREDICT)):
@@ -173,9 +180,9 @@ def find_model() -> tuple[SquadSettings, Pretrained]:
     if _NULL_SCORE_DIFF_THRESHOLD.value != "auto" and flags.FLAGS[_NULL_SCORE_DIFF_THRESHOLD.name].present:
         told["null_score_diff_threshold"] = float(_NULL_SCORE_DIFF_THRESHOLD.value)
     before = None
-    if not DO_TRAIN.value and (directory := fine_tuning.trained_dir()):
+    if not DO_TRAIN.value and (directory := trained_dir()):
         before = SquadSettings.load(directory)
-    elif DO_TRAIN.value and "null_score_diff_threshold" not in told and fine_tuning.has_settings(OUTPUT_DIR.value):
+    elif DO_TRAIN.value and "null_score_diff_threshold" not in told and has_settings(OUTPUT_DIR.value):
         kept = SquadSettings.load(OUTPUT_DIR.value).null_score_diff_threshold  # a run that goes on, tuned before
         told["null_score_diff_threshold"] = kept
     settings = dataclasses.replace(before or SquadSettings(do_lower_case=True), **told)

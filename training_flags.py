@@ -1,22 +1,25 @@
-"""The flags that all training scripts share, and what is built from them. Each defaults to what the original did."""
+"""The flags that all training scripts share, and what is built from them. Each defaults to what the original did.
+
+TensorFlow takes seconds to load, and --help should not: what needs it imports it where it is used.
+"""
+
+from __future__ import annotations
 
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
-import tensorflow as tf
 from absl import flags
 
 from flag_help import heading
-from modeling.config import BertConfig
-from training.loop import LoopOptions
-from training.loss_scale import DynamicLossScale
-from training.memory import keep_freed_memory
-from training.optimizer import OPTIMIZERS, WarmupLinearDecay
-from training.state import RunRecord
-from training.strategy import STRATEGIES, TpuAddress, is_tpu, make_strategy
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from modeling.config import BertConfig
+    from training.loop import LoopOptions
 
 heading("Model")
 _DTYPE = flags.DEFINE_enum(
@@ -34,7 +37,7 @@ _RECOMPUTE_ACTIVATIONS = flags.DEFINE_bool(
 
 heading("Training")
 _OPTIMIZER = flags.DEFINE_enum(
-    "optimizer", "adamw", list(OPTIMIZERS), "adamw: the original's. lamb: for batches of thousands."
+    "optimizer", "adamw", ["adamw", "lamb"], "adamw: the original's. lamb: for batches of thousands."
 )
 _LEARNING_RATE = flags.DEFINE_float("learning_rate", 5e-5, "The peak of the learning rate.", lower_bound=0.0)
 _BIAS_CORRECTION = flags.DEFINE_bool(
@@ -95,7 +98,7 @@ heading("Devices")
 _DISTRIBUTION_STRATEGY = flags.DEFINE_enum(
     "distribution_strategy",
     "auto",
-    list(STRATEGIES),
+    ["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     "one_device, mirrored (all GPUs of this machine), multi_worker (the machines named in TF_CONFIG) or tpu. auto "
     "takes what it finds.",
 )
@@ -156,6 +159,12 @@ _DECIDING = (
 
 def start() -> tf.distribute.Strategy:
     """Sets TensorFlow up as the flags say; before anything else of it is used."""
+    import keras
+    import tensorflow as tf
+
+    from training.memory import keep_freed_memory
+    from training.strategy import TpuAddress, make_strategy
+
     _validate()
     keep_freed_memory()
     if _DETERMINISTIC.value:
@@ -189,6 +198,10 @@ def _validate() -> None:
 
 def seed(output_dir: str, strategy: tf.distribute.Strategy) -> int:
     """The seed of the run: the flag, or what the run in `output_dir` had, or a new one."""
+    import tensorflow as tf
+
+    from training.state import RunRecord
+
     if _SEED.value is not None:
         return _SEED.value
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -204,6 +217,9 @@ def model_options(seed: int) -> dict[str, Any]:
 
 def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: int):
     """The optimizer, built; and the loss scale, or None. Under the scope of the strategy."""
+    from training.loss_scale import DynamicLossScale
+    from training.optimizer import OPTIMIZERS, WarmupLinearDecay
+
     correction = {} if _BIAS_CORRECTION.value is None else {"bias_correction": _BIAS_CORRECTION.value}
     is_float16 = _DTYPE.value == "mixed_float16"
     optimizer = OPTIMIZERS[_OPTIMIZER.value](
@@ -236,6 +252,9 @@ def loop_options(
     seed: int,
 ) -> LoopOptions:
     """See `LoopOptions`; sizes are means, where batches differ, and count for speeds alone."""
+    from training.loop import LoopOptions
+    from training.strategy import is_tpu
+
     stays_on_device = is_tpu(strategy) or flags.FLAGS["iterations_per_loop"].present
     return LoopOptions(
         output_dir=output_dir,
@@ -256,6 +275,8 @@ def loop_options(
 
 
 def jit_compile(strategy: tf.distribute.Strategy) -> bool:
+    from training.strategy import is_tpu
+
     return _JIT_COMPILE.value and not is_tpu(strategy)  # a TPU compiles in any case
 
 
