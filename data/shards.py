@@ -288,7 +288,7 @@ def _counting(counters) -> AddProgress:
 @contextlib.contextmanager
 def _progress_bar(counters, total: float) -> Iterator[Callable[[], None]]:
     start = time.monotonic()
-    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc="Building records", mininterval=0.5) as bar:
+    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc="Building records") as bar:
         shown = 0.0
 
         def update() -> None:
