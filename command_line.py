@@ -17,7 +17,7 @@ from training.stopping import RUN_AGAIN_EXIT_CODE, RunAgain
 
 # TensorFlow tells a page about its start before the first line of ours. Set here, since it reads it when imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Bars move ten times a second for whoever watches; in a log, twice a minute is enough. tqdm, too, reads it when imported.
+# Bars move ten times a second for whoever watches; in a log, twice a minute is enough. tqdm reads this when imported.
 if not sys.stderr.isatty():
     os.environ.setdefault("TQDM_MININTERVAL", "30")
 

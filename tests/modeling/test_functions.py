@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from modeling.functions import attention, dropout, erf_gelu, tanh_gelu
+from modeling.functions import attention, dropout, erf_gelu, layer_norm, tanh_gelu
 
 
 def values_and_gradients(function, *inputs):
@@ -46,18 +46,41 @@ def test_gelu_does_not_overflow_in_float16():
         assert np.isfinite(gradient).all()
 
 
+def plain_layer_norm(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 1e-3) * gamma + beta
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (3, 5, 7)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-4)])
+def test_layer_norm(shape, dtype, tolerance, mode):
+    rng = np.random.default_rng(4)
+    x, gamma, beta = rng.normal(2.0, 3.0, size=shape), rng.normal(size=7), rng.normal(size=7)
+
+    def ours(x, gamma, beta):
+        return layer_norm(x, gamma, beta, 1e-3)
+
+    run = ours if mode == "eager" else tf.function(ours, jit_compile=mode == "xla")
+    expected = values_and_gradients(plain_layer_norm, x, gamma, beta)
+    found = values_and_gradients(run, *(array.astype(dtype) for array in (x, gamma, beta)))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
 def plain_attention(query, key, value, penalty, rate, seed):
     """Written out, with the mask that `dropout` draws for the same shape."""
-    probabilities = tf.nn.softmax(tf.einsum("BFND,BTND->BNFT", query, key) + penalty)
-    return tf.einsum("BNFT,BTND->BFND", dropout(probabilities, rate, seed), value)
+    probabilities = tf.nn.softmax(tf.einsum("BNFD,BNTD->BNFT", query, key) + penalty)
+    return tf.einsum("BNFT,BNTD->BNFD", dropout(probabilities, rate, seed), value)
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_attention(rate, mode):
     rng = np.random.default_rng(3)
-    query, key, value = rng.normal(size=(3, 2, 5, 3, 4))
-    key, value = (np.concatenate([x, x[:, ::-1] * 0.7], axis=1) for x in (key, value))  # attends to 10 from 5
+    query, key, value = rng.normal(size=(3, 2, 3, 5, 4))
+    key, value = (np.concatenate([x, x[:, :, ::-1] * 0.7], axis=2) for x in (key, value))  # attends to 10 from 5
     penalty = np.where(np.arange(10) < np.array([10, 6])[:, None], 0.0, -10000.0)[:, None, None]
     seed = tf.constant([5, 6])
 
@@ -77,7 +100,7 @@ def test_attention(rate, mode):
 
 
 def test_attention_tells_its_probabilities():
-    x = tf.random.stateless_normal([2, 4, 3, 8], [1, 2])
+    x = tf.random.stateless_normal([2, 3, 4, 8], [1, 2])
     probabilities = attention(x, x, x, 0.0, rate=0.5, seed=tf.constant([1, 2]))[1]
     np.testing.assert_allclose(tf.reduce_sum(probabilities, -1), np.ones((2, 3, 4)), rtol=1e-6)
 
