@@ -11,6 +11,7 @@ of it. `make bench` builds the environment of the peers first. The works:
 """
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import re
@@ -72,12 +73,12 @@ def check_peers() -> None:
         raise ValueError(f"There is no {PEERS_PYTHON}: `make bench` builds the environment of the peers.")
 
 
-def earlier_rows(results: Path, names: list[str]) -> list[Row]:
-    """Of works that are not measured now."""
+def earlier(results: Path) -> dict:
+    """What another run has found, if it is to be kept."""
     if not _ADD.value or not results.is_file():
-        return []
-    rows = [Row(**row) for row in json.loads(results.read_text(encoding="utf-8"))["rows"]]
-    return [row for row in rows if row.work not in names]
+        return {"rows": [], "versions": {}, "stand_ins": []}
+    found = json.loads(results.read_text(encoding="utf-8"))
+    return found | {"rows": [Row(**row) for row in found["rows"]]}
 
 
 def show(text: str) -> None:
@@ -101,8 +102,9 @@ def main() -> None:
         command_line.end_dry_run({name: f"  {WORKS[name].__doc__}" for name in names})
     work_dir.mkdir(parents=True, exist_ok=True)
     results = ROOT / (_RESULTS.with_name("quick.json") if _QUICK.value else _RESULTS)
-    rows, versions = earlier_rows(results, names), {}
-    about = {"date": f"{datetime.date.today()}", "commit": commit(), "quick": _QUICK.value}
+    about = {"date": f"{datetime.date.today()}", "commit": commit(), "quick": _QUICK.value, "machine": report.machine()}
+    before = earlier(results)
+    rows, versions = [row for row in before["rows"] if row.work not in names], before["versions"]
     for name in names:
         work = WORKS[name](inputs, _QUICK.value)
 
@@ -111,16 +113,17 @@ def main() -> None:
             return Worker(python_of(way), way.function, way.settings, log, way.environment)
 
         run = Run(work, start, show)
-        rows += run.rows()
-        versions |= run.versions
-        about |= {"machine": report.machine(), "versions": versions, "stand_ins": inputs.stand_ins}
-        # After each work, so that a run that is stopped has told what it knows.
+        measured = {"date": about["date"], "commit": about["commit"]}
+        rows += [dataclasses.replace(row, details=row.details | measured) for row in run.rows()]
         rows.sort(key=lambda row: list(WORKS).index(row.work))
-        page = report.write(rows, about, results)
+        versions |= run.versions
+        stand_ins = sorted({*before["stand_ins"], *inputs.stand_ins})
+        # After each work, so that a run that is stopped has told what it knows.
+        page = report.write(rows, about | {"versions": versions, "stand_ins": stand_ins}, results)
     print(page)
     if not _QUICK.value:
         report.draw(rows, ROOT / _PICTURE)
-        report.write_into(ROOT / _DOCUMENT, page)
+        report.write_into(ROOT / _DOCUMENT, f"{page}\n![how many times better than each peer]({_PICTURE.name})\n")
     if failed := [row for row in rows if row.found is None]:
         raise ValueError(f"{len(failed)} of {len(rows)} rows could not be measured: the table tells why.")
 

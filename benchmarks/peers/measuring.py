@@ -105,9 +105,9 @@ def disagreements(ours: Figures, peer: Figures) -> Iterator[str]:
     if "fingerprint" in ours and "fingerprint" in peer and ours["fingerprint"] != peer["fingerprint"]:
         yield f"{ours['fingerprint']} and {peer['fingerprint']}"
     if "sample" in ours and "sample" in peer:
-        furthest = max(abs(a - b) for a, b in zip(ours["sample"], peer["sample"], strict=True))
-        if not furthest <= _LARGEST_DIFFERENCE:
-            yield f"numbers differ by {furthest:.2g}"
+        differences = [abs(a - b) for a, b in zip(ours["sample"], peer["sample"], strict=True)]
+        if not all(difference <= _LARGEST_DIFFERENCE for difference in differences):  # nor where there is a NaN
+            yield f"numbers differ by {max(differences):.2g}"
 
 
 Compare = Callable[[Figures, Figures], float]
