@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 LARGEST_MOVE = 0.10
+LARGEST_SHARE_OF_OTHERS = 0.10
 _LARGEST_DIFFERENCE = 1e-3  # of vectors that two libraries compute from the same weights
 
 Figures = Mapping[str, Any]  # `value`, `reference` and whatever else was measured
@@ -60,6 +61,11 @@ class Measurements:
     def has_moved(self) -> bool:
         """Whether there was no turn in which the machine stood still."""
         return not self.counted
+
+    @property
+    def others(self) -> float:
+        """The largest share of the machine that other processes had in a turn that counts."""
+        return max(side.get("others", 0.0) for turn in self.counted or self.turns for side in turn.sides)
 
     def best(self, side: int, lower_is_better: bool) -> Figures:
         """Of one side, among the turns that count; among all where none does."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.measuring import LARGEST_SHARE_OF_OTHERS
 from benchmarks.peers.running import Row
 
 BEGIN, END = "<!-- begin: written by make bench -->", "<!-- end -->"
@@ -47,7 +48,9 @@ def verdict(row: Row) -> str:
     told = "yes" if row.is_reached else "no"
     if row.problem:
         told += f", {row.problem}"
-    return f"{told}, but the machine moved" if row.has_moved else told
+    if row.has_moved:
+        told += ", but the machine moved"
+    return f"{told}, but others used {row.others:.0%} of the machine" if row.others > LARGEST_SHARE_OF_OTHERS else told
 
 
 def number(value: float | None) -> str:
@@ -115,7 +118,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     if not drawn:
         return
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.34 * len(drawn)), layout="constrained")
-    colors = ["tab:gray" if row.has_moved else "tab:blue" if row.is_reached else "tab:orange" for row in drawn]
+    colors = [
+        "tab:gray"
+        if row.has_moved or row.others > LARGEST_SHARE_OF_OTHERS
+        else "tab:blue"
+        if row.is_reached
+        else "tab:orange"
+        for row in drawn
+    ]
     bars = axes.barh(range(len(drawn)), [row.advantage - 1 for row in drawn], 0.62, left=1, color=colors)
     axes.bar_label(bars, [f"{row.advantage:.2f}" for row in drawn], fontsize=7, padding=3)
     axes.plot([row.wanted_advantage for row in drawn], range(len(drawn)), "k|", markersize=13, label="goal")

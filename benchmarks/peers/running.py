@@ -37,6 +37,7 @@ class Row:
     found: float | None = None  # the ratio; without a peer, our figure
     is_reached: bool = False
     has_moved: bool = False  # whether the machine was never the same for both
+    others: float = 0.0  # the largest share of the machine that other processes had
     turns: int = 0
     turns_counted: int = 0
     problem: str = ""  # why there is nothing, or why it does not count
@@ -165,6 +166,7 @@ class Run:
             problem=problem,
             is_reached=goal.is_reached(found) and not problem,
             has_moved=measured.has_moved,
+            others=measured.others if measured.is_timed else 0.0,
             turns=len(measured.turns),
             turns_counted=len(measured.counted),
             details=details | {"choice": self._choice, "moves": [turn.move for turn in measured.turns]},

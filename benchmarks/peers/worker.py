@@ -66,7 +66,8 @@ class Worker:
         """Does the work once, at a size of `count`.
 
         Returns:
-            Its figures, `reference` (GFLOP/s before and after it) and `peak_mb` (the most memory it has had so far).
+            Its figures, `reference` (GFLOP/s before and after it), `others` (the share of the machine that other
+            processes used meanwhile) and `peak_mb` (the most memory it has had so far).
         """
         return self._ask(f"measure {count}")
 
@@ -126,6 +127,31 @@ def best_gflops(multiply, rounds: int = 3) -> float:
     return 2 * _REFERENCE_SIZE**3 / min(seconds) / 1e9
 
 
+class OtherProcesses:
+    """How much of the machine others use, from now on. A load that does not change does not move the reference, but it
+    hurts libraries whose threads wait for each other far more than those that share out small parts of the work."""
+
+    def __init__(self):
+        self._begin = time.perf_counter(), self._seconds_of_others()
+
+    def share(self) -> float:
+        """Of all cores, from 0 to 1."""
+        begin, used = self._begin
+        cores = (time.perf_counter() - begin) * (os.cpu_count() or 1)
+        return max(0.0, min(1.0, (self._seconds_of_others() - used) / cores))
+
+    @staticmethod
+    def _seconds_of_others() -> float:
+        """Seconds of CPU of all processes but this one and its children; 0 where the system does not tell."""
+        stat = Path("/proc/stat")
+        if not stat.is_file():
+            return 0.0
+        user, nice, system, _, _, irq, soft_irq, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
+        busy = (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def serve(function: str, settings: Mapping[str, Any], commands, answers) -> None:
     """Answers commands until there are no more."""
     module, name = function.split(":")
@@ -138,8 +164,9 @@ def serve(function: str, settings: Mapping[str, Any], commands, answers) -> None
             reference.gflops()
             answer = {"versions": versions()}
         else:
-            before = reference.gflops()
+            before, others = reference.gflops(), OtherProcesses()
             answer = dict(measure(int(arguments[0])))
+            answer["others"] = others.share()
             answer["reference"] = [before, reference.gflops()]
             answer["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(answer), file=answers, flush=True)

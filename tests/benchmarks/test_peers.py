@@ -188,6 +188,15 @@ def some_rows() -> list[Row]:
     return [*rows_of(work(*goals), figures), *rows_of(work(goals[0]), moved), *rows_of(work(goals[0]), failed)]
 
 
+def test_a_load_that_does_not_move_is_told():
+    goal = Goal("the peer", at_least=1.0, against=(PEER,))
+    figures = {"ours": [told(2, others=0.05)] * 2, "peer": [told(1, others=0.05), told(1, others=0.4)]}
+    [row] = rows_of(work(goal), figures)
+    assert row.others == 0.4 and report.verdict(row) == "yes, but others used 40% of the machine"
+    [row] = rows_of(work(goal), {"ours": [told(2, others=0.05)] * 2, "peer": [told(1, others=0.09)] * 2})
+    assert report.verdict(row) == "yes"
+
+
 class TestReport:
     about = {"date": "today", "quick": False, "stand_ins": ["books"], "versions": {"torch": "2"}}
     about |= {"machine": {"cpu": "a CPU", "cores": 2, "features": ["avx2"]}}
@@ -281,7 +290,7 @@ def test_a_worker_is_a_process_that_measures_and_tells_why_it_cannot(tmp_path):
         for _ in range(2):
             figures = worker.measure(1)
             assert 0 < figures["value"] < 60 and figures["eval_f1"] == 0.5 and figures["peak_mb"] > 10
-            assert len(figures["reference"]) == 2 and min(figures["reference"]) > 0
+            assert len(figures["reference"]) == 2 and min(figures["reference"]) > 0 and 0 <= figures["others"] <= 1
     with Worker(sys.executable, "commands:whole", {"command": commands["wrong"]}, tmp_path / "log") as worker:
         worker.prepare()
         with pytest.raises(WorkerError, match="ended with 1: RuntimeError: .*1 / 0 ended with 1"):
