@@ -8,7 +8,7 @@ PACKAGES := --task_name=custom --data_dir=quickstart/packages --do_train --do_ev
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test lint format bench clean
 
 quickstart: .venv/.installed  ## the whole way that there is so far, on text that every machine has
 	@echo "1. A corpus: the documentation inside the installed Python packages."
@@ -65,13 +65,21 @@ format: .venv/.dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+bench: .venv/.dev-installed .venv-peers/.installed  ## us beside the peers; `make bench ARGS=--quick` in minutes
+	$(RUN) -m benchmarks.bench $(ARGS)
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .bench .pytest_cache .ruff_cache
 
 .venv/.installed: requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "Python 3.11 is needed, but this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv-peers/.installed: benchmarks/peers/requirements.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
 	touch $@
 
 .venv/.dev-installed: requirements-dev.txt .venv/.installed

@@ -27,12 +27,13 @@ def tanh_gelu(x):
 @tf.custom_gradient
 def erf_gelu(x):
     """The exact gelu: x times the normal distribution function, by way of the error function."""
-    gate = tf.math.erf(x * math.sqrt(0.5)) * 0.5 + 0.5
+    twice_gate = 1.0 + tf.math.erf(x * math.sqrt(0.5))
 
     def gradient(dy):
-        return dy * (gate + x * tf.exp(tf.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
+        return dy * (0.5 * twice_gate + x * tf.exp(tf.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
 
-    return x * gate, gradient
+    # In this order, TFLite sees that it is a gelu. It has that, but no error function.
+    return 0.5 * x * twice_gate, gradient
 
 
 def layer_norm(x, gamma, beta, epsilon: float):

@@ -82,6 +82,14 @@ def contents(run) -> dict[str, bytes]:
 
 
 class TestModes:
+    @pytest.mark.parametrize(("mode", "tolerance"), [("float32", 1e-5), ("dynamic_int8", 0.1)])
+    def test_exact_gelu(self, mode, tolerance):
+        """As in checkpoints of Hugging Face: TFLite has no error function, only the gelu that is made of it."""
+        config = dataclasses.replace(CONFIG, hidden_act="gelu_erf")
+        run, features = runner(SentenceModel(config, 3, seed=1)), random_features(8, 3)
+        told = LiteModel(convert(run, config, LENGTH, mode))(features)
+        np.testing.assert_allclose(told["logits"], ask(run, features)["logits"], rtol=0, atol=tolerance)
+
     @pytest.mark.parametrize(
         ("mode", "tolerance", "size"),
         [("float32", 1e-6, 1.0), ("float16", 5e-3, 0.6), ("dynamic_int8", 0.1, 0.4), ("int8", 0.25, 0.4)],
