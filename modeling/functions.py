@@ -4,36 +4,93 @@ A matrix product runs at the speed of the processor, all the rest at the speed o
 make of a gelu goes over the widest activations of the network more often than it has to, and keeps more of them.
 """
 
+import contextlib
+import contextvars
+import functools
 import math
 
 import tensorflow as tf
 
 _GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 
+_is_compiling = contextvars.ContextVar("is_compiling", default=False)
+
+
+@contextlib.contextmanager
+def compiled_by_xla():
+    """What is traced in here has the functions below compiled, wherever shapes are known while it is traced.
+
+    XLA goes over memory once for each of them. For whole models it is slower on a CPU than TensorFlow, whose matrix
+    products are better; so it gets what lies between the products. Another shape is compiled anew, which pays in long
+    runs of one shape: in training, and there not for batches of many lengths.
+    """
+    token = _is_compiling.set(True)
+    try:
+        yield
+    finally:
+        _is_compiling.reset(token)
+
+
+def _fused(function):
+    """A function of tensors, compiled inside of `compiled_by_xla`.
+
+    A gradient may compute again what its function has computed: XLA does so in passing, and TensorFlow sees that it has
+    it already.
+    """
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+
+    @functools.wraps(function)
+    def run(*tensors):
+        if _is_compiling.get() and all(tensor.shape.is_fully_defined() for tensor in tensors):
+            return compiled(*tensors)
+        return function(*tensors)
+
+    return run
+
 
 @tf.custom_gradient
 def tanh_gelu(x):
     """Google's gelu, x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), by way of 1 + tanh(z) = 2 sigmoid(2z)."""
-    gate = tf.sigmoid(_GELU_SCALE * (x + 0.044715 * x * x * x))
+    return _tanh_gelu(x), lambda dy: _tanh_gelu_gradient(x, dy)
+
+
+@_fused
+def _tanh_gelu(x):
+    return x * _tanh_gate(x)
+
+
+@_fused
+def _tanh_gelu_gradient(x, dy):
+    gate = _tanh_gate(x)
     y = x * gate
+    slope = tf.square(x) * (3.0 * 0.044715 * _GELU_SCALE) + _GELU_SCALE
+    return dy * (gate + (y - y * gate) * slope)  # the slope of a sigmoid is gate * (1 - gate)
 
-    def gradient(dy):
-        slope = tf.square(x) * (3.0 * 0.044715 * _GELU_SCALE) + _GELU_SCALE
-        return dy * (gate + (y - y * gate) * slope)  # the slope of a sigmoid is gate * (1 - gate), and x * gate is y
 
-    return y, gradient
+def _tanh_gate(x):
+    return tf.sigmoid(_GELU_SCALE * (x + 0.044715 * x * x * x))
 
 
 @tf.custom_gradient
 def erf_gelu(x):
     """The exact gelu: x times the normal distribution function, by way of the error function."""
-    twice_gate = 1.0 + tf.math.erf(x * math.sqrt(0.5))
+    return _erf_gelu(x), lambda dy: _erf_gelu_gradient(x, dy)
 
-    def gradient(dy):
-        return dy * (0.5 * twice_gate + x * tf.exp(tf.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
 
+@_fused
+def _erf_gelu(x):
     # In this order, TFLite sees that it is a gelu. It has that, but no error function.
-    return 0.5 * x * twice_gate, gradient
+    return 0.5 * x * _twice_erf_gate(x)
+
+
+@_fused
+def _erf_gelu_gradient(x, dy):
+    density = tf.exp(tf.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return dy * (0.5 * _twice_erf_gate(x) + x * density)
+
+
+def _twice_erf_gate(x):
+    return 1.0 + tf.math.erf(x * math.sqrt(0.5))
 
 
 def layer_norm(x, gamma, beta, epsilon: float):
@@ -47,27 +104,34 @@ def layer_norm(x, gamma, beta, epsilon: float):
         gamma, beta: float [H].
         epsilon: keeps the variance from 0.
     """
+    epsilon = tf.constant(epsilon, x.dtype)
 
     @tf.custom_gradient
     def norm(x, gamma, beta):
-        mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)  # [..., 1]
-        inverse = tf.math.rsqrt(variance + epsilon)  # [..., 1]
-        scale = inverse * gamma  # [..., H]
-
-        def gradient(dy):
-            normed = (x - mean) * inverse
-            product = dy * normed
-            leading = list(range(x.shape.rank - 1))
-            # What would change mean and variance is taken out again: the parts of dy * gamma along 1 and along normed.
-            along_one, along_normed = (
-                tf.tensordot(each, gamma, axes=1)[..., tf.newaxis] * (1.0 / x.shape[-1]) for each in (dy, product)
-            )
-            dx = inverse * (dy * gamma - along_one - normed * along_normed)
-            return dx, tf.reduce_sum(product, leading), tf.reduce_sum(dy, leading)
-
-        return x * scale + (beta - mean * scale), gradient
+        y, mean, inverse = _layer_norm(x, gamma, beta, epsilon)
+        return y, lambda dy: _layer_norm_gradient(x, gamma, mean, inverse, dy)
 
     return norm(x, gamma, beta)
+
+
+@_fused
+def _layer_norm(x, gamma, beta, epsilon):
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)  # [..., 1]
+    inverse = tf.math.rsqrt(variance + epsilon)  # [..., 1]
+    scale = inverse * gamma  # [..., H]
+    return x * scale + (beta - mean * scale), mean, inverse
+
+
+@_fused
+def _layer_norm_gradient(x, gamma, mean, inverse, dy):
+    normed = (x - mean) * inverse
+    d_normed = dy * gamma
+    # What would change mean and variance is taken out again: the parts along 1 and along normed.
+    along_one = tf.reduce_mean(d_normed, axis=-1, keepdims=True)  # [..., 1]
+    along_normed = tf.reduce_mean(d_normed * normed, axis=-1, keepdims=True)  # [..., 1]
+    dx = inverse * (d_normed - along_one - normed * along_normed)
+    leading = list(range(x.shape.rank - 1))
+    return dx, tf.reduce_sum(dy * normed, leading), tf.reduce_sum(dy, leading)
 
 
 def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):

@@ -6,11 +6,13 @@ divided by the same number and the gradient is that of the whole batch, however 
 `clip_each_replica` each replica takes the mean over its own share, as the original did on TPUs.
 """
 
+import contextlib
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
+from modeling.functions import compiled_by_xla
 from training.loss_scale import DynamicLossScale
 
 
@@ -65,6 +67,8 @@ class TrainStep:
         self._seed = seed
         self._parts = parts
         self._loss_scale = loss_scale
+        is_on_cpu = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
+        self._elementwise = compiled_by_xla if is_on_cpu and not jit_compile else contextlib.nullcontext
         self._replica_step = self.replica_step
         if jit_compile and strategy.num_replicas_in_sync == 1:
             self._replica_step = tf.function(self.replica_step, jit_compile=True)
@@ -119,13 +123,14 @@ class TrainStep:
         return gradients, sums
 
     def _gradients_of_part(self, batch, all_counts, seed):
-        with tf.GradientTape() as tape:
-            sums = self._task.sums(self._model(batch, training=True, dropout_seed=seed), batch)
-            loss = self._task.loss(sums, all_counts)
-            if self._loss_scale:
-                loss = self._loss_scale.scale(loss)
         variables = self._model.trainable_variables
-        gradients = tape.gradient(loss, variables)
+        with self._elementwise():
+            with tf.GradientTape() as tape:
+                sums = self._task.sums(self._model(batch, training=True, dropout_seed=seed), batch)
+                loss = self._task.loss(sums, all_counts)
+                if self._loss_scale:
+                    loss = self._loss_scale.scale(loss)
+            gradients = tape.gradient(loss, variables)
         # Known as soon as this is traced. Variables outside the loss are left alone, weight decay included.
         self._is_reached = [gradient is not None for gradient in gradients]
         return [
