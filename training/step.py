@@ -11,6 +11,7 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from training.graphs import gradients_not_kept
 from training.loss_scale import DynamicLossScale
 
 
@@ -84,6 +85,10 @@ class TrainStep:
 
     def replica_step(self, batch) -> dict[str, tf.Tensor]:
         """The step of one replica, with its share of a batch; gives its own counts and sums."""
+        with gradients_not_kept():
+            return self._update(batch)
+
+    def _update(self, batch) -> dict[str, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         counts = self._task.counts(batch)
         all_counts = counts
