@@ -1,6 +1,6 @@
 """Whether a SavedModel of somebody else's does more than compute.
 
-A SavedModel is a program: besides arithmetic it may read and write files and, in a Python process, call functions there.
+A SavedModel is a program: besides arithmetic it may read and write files and, in a Python process, call what is there.
 TensorFlow runs what it finds (docs/reliability.md). What is loaded here is looked through first.
 """
 
