@@ -131,7 +131,7 @@ class Load:
         with self._lock:
             self.seconds.append(seconds)
             self.largest_difference = max(self.largest_difference, difference)
-            if len(self.seconds) in (self._num_requests // 5, self._num_requests):
+            if len(self.seconds) % (self._num_requests // 5) == 0:
                 self.megabytes[len(self.seconds)] = self._server.megabytes()
 
 
