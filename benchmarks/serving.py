@@ -23,6 +23,7 @@ from absl import flags
 import command_line
 from benchmarks.joining import JoiningQueue
 from data.text_files import read_lines
+from serving.trust import check_harmless
 
 _SAVED_MODEL_DIR = flags.DEFINE_string("saved_model_dir", None, "A version's directory of an export.", required=True)
 _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line; blank lines are passed over.", required=True)
@@ -134,6 +135,7 @@ def main() -> None:
     lines = list(itertools.islice(filter(None, found), _NUM_LINES.value))
     if not lines:
         raise ValueError(f"There is no text in {_INPUT_FILE.value}.")
+    check_harmless(_SAVED_MODEL_DIR.value)
     ways = make_ways(tf.saved_model.load(_SAVED_MODEL_DIR.value))
     rng = random.Random(_SEED.value)
     for way in ways:  # allocates

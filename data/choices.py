@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from data.quoting import shown
 from data.tables import Row, read_table
 
 FORMATS = ("auto", "swag", "codah", "jsonl")
@@ -108,8 +109,8 @@ def _read_json(row: Row, number: int, has_labels: bool) -> Choice:
     endings = row.values.get("endings")
     if not isinstance(endings, list):
         raise ValueError(
-            f'{row.place}: "endings" should be a list, but is {endings!r}. The shape of a line is {{"context": "…", '
-            '"endings": ["…", "…"], "label": 0}.'
+            f'{row.place}: "endings" should be a list, but is {shown(endings)}. The shape of a line is {{"context": '
+            '"…", "endings": ["…", "…"], "label": 0}.'
         )
     choice = _choice(row, number, row.values.get("context"), endings, row.values.get("label"), has_labels)
     return dataclasses.replace(choice, id=str(row.values.get("id", number)))
@@ -131,7 +132,7 @@ def _checked_text(value: Any, what: str, row: Row) -> str:
     if value is None or not str(value).strip():
         raise ValueError(f"{row.place}: {what} is empty. Mend the row, or take it out.")
     if not isinstance(value, str):
-        raise ValueError(f"{row.place}: {what} should be a text, but is {value!r}. Mend the row.")
+        raise ValueError(f"{row.place}: {what} should be a text, but is {shown(value)}. Mend the row.")
     return value
 
 
@@ -141,7 +142,7 @@ def _checked_label(value: Any, num_endings: int, row: Row) -> int:
         raise ValueError(f"{row.place}: there is no label, the index of the right ending. Add it, or take the row out.")
     if not (text.isascii() and text.isdigit() and int(text) < num_endings):
         raise ValueError(
-            f"{row.place}: the label {value!r} is not the index of an ending, which go from 0 to {num_endings - 1}. "
-            "Is an ending missing? Mend the row."
+            f"{row.place}: the label {shown(value)} is not the index of an ending, which go from 0 to "
+            f"{num_endings - 1}. Is an ending missing? Mend the row."
         )
     return int(text)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.batch_plans import FILLER, padded_length
-from data.records import prepared_ahead
+from data.records import prepared_ahead, weakly
 from data.tfrecord import AtomicRecordWriter, RecordError, read_records
 
 # Features that have something for each piece, in every task.
@@ -114,8 +114,10 @@ def numbered_batches(
         found = records.read(np.where(numbers == FILLER, 0, numbers))
         return np.array(found, dtype=object), numbers.astype(np.int32), np.int32(length)
 
+    call = weakly(read)
+
     def with_records(step):
-        data, numbers, length = tf.numpy_function(read, [step], [tf.string, tf.int32, tf.int32])
+        data, numbers, length = tf.numpy_function(call, [step], [tf.string, tf.int32, tf.int32])
         rows = None if fixed_rows is None else fixed_rows // num_workers
         data.set_shape([rows])
         numbers.set_shape([rows])
@@ -128,4 +130,6 @@ def numbered_batches(
             batch = {name: tensor[..., :length] if name in sequences else tensor for name, tensor in batch.items()}
         return batch | {"row_weights": tf.cast(numbers != FILLER, tf.float32), "record_numbers": numbers}
 
-    return prepared_ahead(tf.data.Dataset.range(first, len(plan)).map(with_records), prepare)
+    batches = tf.data.Dataset.range(first, len(plan)).map(with_records)
+    batches.held = read
+    return prepared_ahead(batches, prepare)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.quoting import shown
 from data.tables import SUFFIXES, Row, read_table
 
 Label = str | float | tuple[str, ...] | None
@@ -61,9 +62,9 @@ def number_label(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"the label {value!r} is not a number") from None
+        raise ValueError(f"the label {shown(value)} is not a number") from None
     if not math.isfinite(number):
-        raise ValueError(f"the label {value!r} is not a finite number")
+        raise ValueError(f"the label {shown(value)} is not a finite number")
     return number
 
 
@@ -159,13 +160,13 @@ def _value(row: Row, column: str) -> Any:
         found = list(row.values)
     if len(found) == 1 and any(mark in found[0] for mark in ",;\t"):
         raise ValueError(
-            f"{row.file} has a single column, called {found[0]!r}. Its columns seem to be parted by another sign than "
-            "the end of its name tells: commas belong to .csv, tabs to .tsv."
+            f"{row.file} has a single column, called {shown(found[0])}. Its columns seem to be parted by another "
+            "sign than the end of its name tells: commas belong to .csv, tabs to .tsv."
         )
     if column.isdigit() or len(found) < 2:
         what = f"there is no column {column}; the row has {len(found)}"
     else:
-        what = f"there is no value in the column {column!r}; there are values for {', '.join(map(repr, found))}"
+        what = f"there is no value in the column {column!r}; there are values for {', '.join(map(shown, found[:20]))}"
     raise BadRow(f"{row.place}: {what}. Name other columns (--text_column …), or mend the row.")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.examples import Example, Label, number_label
+from data.quoting import shown
 from data.tables import Row, read_table
 
 _NLI = ("contradiction", "entailment", "neutral")
@@ -128,7 +129,7 @@ def _label(task: GlueTask, row: Row) -> Label:
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}.") from None
     if value not in task.labels:
-        raise ValueError(f"{row.place}: the label is {value!r}, but should be one of {', '.join(task.labels)}.")
+        raise ValueError(f"{row.place}: the label is {shown(value)}, but should be one of {', '.join(task.labels)}.")
     return value
 
 
@@ -174,5 +175,5 @@ class Xnli:
             raise ValueError(f"{row.place}: there is no value for {missing}.") from None
         label = "contradiction" if label == "contradictory" else label  # the spelling of the training files
         if label not in _NLI:
-            raise ValueError(f"{row.place}: the label is {label!r}, but should be one of {', '.join(_NLI)}.")
+            raise ValueError(f"{row.place}: the label is {shown(label)}, but should be one of {', '.join(_NLI)}.")
         return Example(identity, text_a, text_b, label, row.place)

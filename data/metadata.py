@@ -56,7 +56,7 @@ def load_metadata(records: str | Path) -> RecordMetadata | None:
         return RecordMetadata(**values | {name: tuple(values[name]) for name in ("block_offsets", "shard")})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({error}). Without it, the records beside it can still be read."
         ) from error

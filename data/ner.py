@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from data.quoting import shown
 from data.tables import read_table
 
 FORMATS = ("auto", "conll", "jsonl", "klue")
@@ -150,13 +151,13 @@ def _atom(path: Path, line: str, number: int, word_column: int, tag_column: int 
         tag = None if tag_column is None else columns[tag_column].strip()
     except IndexError:
         raise ValueError(
-            f"{path}, line {number}: {line!r} has {len(columns)} columns, too few for --word_column={word_column} and "
-            f"--tag_column={tag_column}."
+            f"{path}, line {number}: {shown(line)} has {len(columns)} columns, too few for --word_column={word_column} "
+            f"and --tag_column={tag_column}."
         ) from None
     if not word.strip() or (tag is not None and (len(columns) < 2 or not _is_tag(tag))):
         raise ValueError(
-            f"{path}, line {number}: {line!r} should be a word and its tag, like O or B-person, parted by a tab or a "
-            "space. A file to predict may be without tags: then set --predict_has_tags=false."
+            f"{path}, line {number}: {shown(line)} should be a word and its tag, like O or B-person, parted by a tab "
+            "or a space. A file to predict may be without tags: then set --predict_has_tags=false."
         )
     return _TaggedAtom(word, tag, number)
 
@@ -211,16 +212,16 @@ def _problem(before: str, tag: str, scheme: str) -> str | None:
     if scheme == "bioes":
         is_open = before[0] in "BI"
         if is_open and not _continues(before, tag, scheme):
-            return f"{tag} follows {before}, which has no end"
+            return f"{tag[:40]} follows {before[:40]}, which has no end"
         if not is_open and tag[0] in "IEL":
-            return f"{tag} follows {before}"
+            return f"{tag[:40]} follows {before[:40]}"
         return None
     if tag[0] in "ESLU":
-        return f"there is a tag {tag}"
+        return f"there is a tag {tag[:40]}"
     if scheme == "iob2" and tag[0] == "I" and before[2:] != tag[2:]:
-        return f"{tag} follows {before}"
+        return f"{tag[:40]} follows {before[:40]}"
     if scheme == "iob1" and tag[0] == "B" and before[2:] != tag[2:]:
-        return f"{tag} follows {before}"
+        return f"{tag[:40]} follows {before[:40]}"
     return None
 
 
@@ -245,7 +246,7 @@ def _klue_blocks(path: Path) -> Iterator[tuple[str, list[_TaggedAtom]]]:
         else:
             character, _, tag = line.rpartition("\t")
             if len(character) != 1 or not _is_tag(tag):
-                raise ValueError(f"{path}, line {number}: {line!r} should be a character, a tab and its tag.")
+                raise ValueError(f"{path}, line {number}: {shown(line)} should be a character, a tab and its tag.")
             atoms.append(_TaggedAtom(character, tag, number))
 
 
@@ -260,11 +261,13 @@ def _read_spans(path: Path, has_tags: bool) -> Iterator[TaggedText]:
             if "entities" not in row.values:
                 raise ValueError(f'{row.place}: there is no key "entities"; an empty list says that there are none.')
             if not isinstance(row.values["entities"], list):
-                raise ValueError(f'{row.place}: "entities" should be a list, and is {row.values["entities"]!r}.')
+                raise ValueError(f'{row.place}: "entities" should be a list, and is {shown(row.values["entities"])}.')
             entities = tuple(sorted(_span(span, text, row.place) for span in row.values["entities"]))
             for one, other in zip(entities, entities[1:], strict=False):
                 if other.start < one.end:
-                    raise ValueError(f"{row.place}: the entities {tuple(one)} and {tuple(other)} overlap.")
+                    raise ValueError(
+                        f"{row.place}: the entities {shown(tuple(one))} and {shown(tuple(other))} overlap."
+                    )
         yield TaggedText(str(row.values.get("id", number)), text, None, entities, number, row.place)
 
 
@@ -273,10 +276,10 @@ def _span(span, text: str, place: str) -> Entity:
         start, end, kind = int(span["start"]), int(span["end"]), str(span["type"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(
-            f'{place}: the entity {span!r} should look like {{"start": 0, "end": 5, "type": "person"}}.'
+            f'{place}: the entity {shown(span)} should look like {{"start": 0, "end": 5, "type": "person"}}.'
         ) from None
     if not 0 <= start < end <= len(text):
-        raise ValueError(f"{place}: the entity {span!r} is not within the text, which has {len(text)} characters.")
+        raise ValueError(f"{place}: the entity {shown(span)} is not within the text, which has {len(text)} characters.")
     return Entity(start, end, kind)
 
 

@@ -9,8 +9,9 @@ import dataclasses
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -133,15 +134,22 @@ def shuffled_records(
     """Records without end, each epoch in another order that follows from `seed`, from the `start`-th on."""
     corrupt = corrupt or CorruptRecords(skip=False)
     epoch, position = divmod(start, files.num_records)
-    with ThreadPoolExecutor(1) as reader:  # the next window is read while this one is used
-        windows = _windows(files, seed, epoch, position)
+    windows = _windows(files, seed, epoch, position)
+    window, skip, rng = next(windows)
+    pending = _in_thread(_read_window, window, rng, corrupt)
+    while True:
+        records, skip_now = pending.result(), skip
         window, skip, rng = next(windows)
-        pending = reader.submit(_read_window, window, rng, corrupt)
-        while True:
-            records, skip_now = pending.result(), skip
-            window, skip, rng = next(windows)
-            pending = reader.submit(_read_window, window, rng, corrupt)
-            yield from records[skip_now:]
+        pending = _in_thread(_read_window, window, rng, corrupt)  # the next one is read while this one is used
+        yield from records[skip_now:]
+
+
+def _in_thread(function: Callable, *arguments) -> Future:
+    """Runs a function in a thread that ends with it; one that waits for more would outlive whoever reads."""
+    with_thread = ThreadPoolExecutor(1)
+    future = with_thread.submit(function, *arguments)
+    with_thread.shutdown(wait=False)
+    return future
 
 
 def _windows(files: RecordFiles, seed: int, epoch: int, position: int):
@@ -372,13 +380,26 @@ class _ByNumber:
 def _numbered(numbers: tf.data.Dataset, batches: Callable[[int], Iterator[list[bytes]]], rows: int) -> tf.data.Dataset:
     """Batches of `rows` records, each with its number."""
     read = _ByNumber(batches)
+    call = weakly(read)
 
     def with_records(number):
-        records = tf.numpy_function(read, [number], tf.string)
+        records = tf.numpy_function(call, [number], tf.string)
         records.set_shape([rows])
         return tf.cast(number, tf.int32), records
 
-    return numbers.map(with_records)
+    batches = numbers.map(with_records)
+    batches.held = read
+    return batches
+
+
+def weakly(read: Callable) -> Callable:
+    """The function for a `numpy_function` that lives no longer than `read` does: the dataset has to hold that.
+
+    TensorFlow keeps what it calls as long as the process, and with it a window of records of every training and
+    evaluation that there ever was. A dataset is kept by those that are made of it, and by their iterators.
+    """
+    reference = weakref.ref(read)
+    return lambda *arguments: reference()(*arguments)
 
 
 def prepared_ahead(batches: tf.data.Dataset, prepare: Callable) -> tf.data.Dataset:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.quoting import shown
+
 # The original parts words at these and nowhere else, e.g. neither at NBSP nor at the ideographic space.
 _WORD = re.compile("[^ \t\r\n\u202f]+")
 
@@ -122,7 +124,7 @@ def _records(path: str | Path) -> Iterator[tuple[Context, Mapping[str, Any], str
         content = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no file of questions {path}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON in UTF-8: {error}. {_SHAPE}") from None
     for number, article in enumerate(_value(content, "data", list, str(path))):
         place = f"{path}: article {number}"
@@ -131,7 +133,7 @@ def _records(path: str | Path) -> Iterator[tuple[Context, Mapping[str, Any], str
             context = Context.of(_value(paragraph, "context", str, paragraph_place))
             for question_number, record in enumerate(_value(paragraph, "qas", list, paragraph_place)):
                 question_id = _value(record, "id", str | int, f"{paragraph_place}, question {question_number}")
-                yield context, record, f"{path}: question {str(question_id)!r}"
+                yield context, record, f"{path}: question {shown(str(question_id))}"
 
 
 def _question(context: Context, record: Mapping[str, Any], place: str, version_2_with_negative: bool) -> Question:
@@ -153,7 +155,7 @@ def _value(record: Any, key: str, kind: type, place: str) -> Any:
     if not isinstance(record, dict) or key not in record:
         raise ValueError(f"{place} has no {key!r}. {_SHAPE}")
     if not isinstance(record[key], kind):
-        raise ValueError(f"{place} has a {key!r} of another kind than it should: {str(record[key])[:40]!r}. {_SHAPE}")
+        raise ValueError(f"{place} has a {key!r} of another kind than it should: {shown(record[key])}. {_SHAPE}")
     return record[key]
 
 

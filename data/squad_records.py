@@ -190,5 +190,15 @@ def _load(path: Path, origin: Mapping[str, Any]) -> WindowRecords | None:
             records = ExampleRecords(str(path), arrays["offsets"], arrays["lengths"], content["sha256"])
             return WindowRecords(records, content["num_questions"], table)
     # Whatever is wrong with an index, the questions are there to make it anew.
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RecursionError,
+    ):
         return None

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.quoting import shown
+
 # What parts the columns, by the end of the file's name.
 _DELIMITERS = {".tsv": "\t", ".txt": "\t", ".csv": ","}
 SUFFIXES = (*_DELIMITERS, ".jsonl", ".json")
@@ -84,7 +86,7 @@ def _columns(text: str, file: str, delimiter: str, header: Sequence[str] | None,
 def _checked_header(names: Sequence[str], file: str) -> Sequence[str]:
     for name in filter(None, names):  # spreadsheets leave columns without a name at the end
         if names.count(name) > 1:
-            raise ValueError(f"{file}, line 1: two columns are called {name!r}.")
+            raise ValueError(f"{file}, line 1: two columns are called {shown(name)}.")
     return names
 
 
@@ -94,7 +96,7 @@ def _json_lines(text: str, file: str) -> Iterator[Row]:
             continue
         try:
             values = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}, line {line} is not JSON: {error}.") from None
         yield Row(_checked_object(values, f"{file}, line {line}"), file, line)
 
@@ -102,7 +104,7 @@ def _json_lines(text: str, file: str) -> Iterator[Row]:
 def _json_array(text: str, file: str) -> Iterator[Row]:
     try:
         array = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}. A file with an object on each line is called .jsonl.") from None
     if not isinstance(array, list):
         raise ValueError(f"{file} should hold an array of objects, not {type(array).__name__}.")
@@ -112,5 +114,5 @@ def _json_array(text: str, file: str) -> Iterator[Row]:
 
 def _checked_object(values: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
-        raise ValueError(f'{place}: {str(values)[:40]!r} is not an object like {{"text": …, "label": …}}.')
+        raise ValueError(f'{place}: {shown(values)} is not an object like {{"text": …, "label": …}}.')
     return values

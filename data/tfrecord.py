@@ -15,6 +15,8 @@ from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
+_PLAUSIBLE_SIZE = 1 << 20  # of a record
+
 
 class RecordError(ValueError):
     """A record that cannot be read, with its file and number."""
@@ -85,12 +87,21 @@ def read_records(file: BinaryIO, name: str, first: int = 0, check: bool = True) 
             what = "the file ends within its header" if len(header) < 12 else "the checksum of its length does not fit"
             raise RecordError(f"{name}: record {number} (at byte {offset}) is damaged: {what}.")
         size = struct.unpack("<Q", length)[0]
-        data = file.read(size + 4)
+        # A length may claim anything, and TensorFlow's files allocate before they read, or crash.
+        data = file.read(size + 4) if size <= _PLAUSIBLE_SIZE or size + 4 <= _bytes_left(file) else b""
         if len(data) < size + 4:
             raise RecordError(f"{name}: record {number} (at byte {offset}) is cut short: the file ends within it.")
         body, crc = data[:size], data[size:]
         yield RawRecord(offset, None if check and crc != _masked_crc(body) else body)
         number, offset = number + 1, offset + size + 16
+
+
+def _bytes_left(file: BinaryIO) -> int:
+    here = file.tell()
+    file.seek(0, os.SEEK_END)
+    end = file.tell()
+    file.seek(here)
+    return end - here
 
 
 def _masked_crc(data: bytes) -> bytes:

@@ -362,5 +362,5 @@ def _load_tokenizer_json(path: Path) -> dict[str, int]:
     try:
         vocab = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
         return dict(sorted(vocab.items(), key=lambda item: item[1]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds no WordPiece vocabulary: {error!r}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} holds no WordPiece vocabulary: {type(error).__name__}: {error}.") from error

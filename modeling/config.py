@@ -69,6 +69,8 @@ _REQUIRED_VALUES = {
     "chunk_size_feed_forward": 0,
 }
 
+_LONGEST_MESSAGE = 500  # a file may hold anything, and errors quote it
+
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -151,14 +153,14 @@ class BertConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise FileNotFoundError(f"There is no config file {path}.") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a JSON file: {error}.") from error
         if not isinstance(values, dict):
             raise ValueError(f"{path} must hold one JSON object, but holds a {type(values).__name__}.")
         try:
             return cls.from_dict(values)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{path}: {str(error)[:_LONGEST_MESSAGE]}") from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "BertConfig":

@@ -92,7 +92,14 @@ def find_checkpoint(path: str | Path) -> str:
 def _find_in_directory(directory: Path) -> str:
     if (directory / f"{CHECKPOINT_NAME}.index").is_file():
         return str(directory / CHECKPOINT_NAME)
-    if latest := tf.train.latest_checkpoint(str(directory)):
+    try:
+        latest = tf.train.latest_checkpoint(str(directory))
+    except (ValueError, tf.errors.OpError) as error:
+        raise CheckpointError(
+            f"{directory / 'checkpoint'} cannot be read: {error}. Name the checkpoint itself."
+        ) from error
+    if latest:
+        _check_inside(latest, directory)
         return latest
     prefixes = sorted(str(index.with_suffix("")) for index in directory.glob("*.index"))
     if not prefixes and (states := list((directory / "train_state").glob("step-*.index"))):  # a run of ours, not done
@@ -105,10 +112,19 @@ def _find_in_directory(directory: Path) -> str:
     return prefixes[0]
 
 
+def _check_inside(prefix: str, directory: Path) -> None:
+    """Refuses a name from a file that leads elsewhere: whoever sends a directory does not choose what else is read."""
+    if Path(prefix).parent.resolve() != directory.resolve():
+        raise CheckpointError(
+            f"{directory / 'checkpoint'} names {prefix}, which is not in {directory}. If you mean that one, "
+            "name it yourself."
+        )
+
+
 def _open(prefix: str):
     try:
         return tf.train.load_checkpoint(prefix)
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
         raise CheckpointError(_damaged(prefix, error)) from error
 
 

@@ -95,7 +95,7 @@ def read_casing(directory: str | Path) -> bool | None:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("do_lower_case")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a JSON object: {error}.") from error
 
 
@@ -218,10 +218,12 @@ def _write_aside(path: Path, write_to) -> None:
 def _read_tensors(directory: Path) -> dict[str, np.ndarray]:
     if (directory / _INDEX).is_file():
         try:
-            names = json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{directory / _INDEX} is not an index of weights: {error!r}.") from error
-        files = [directory / Path(name).name for name in sorted(set(names))]
+            names = list(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{directory / _INDEX} is not an index of weights: {type(error).__name__}: {error}."
+            ) from error
+        files = [directory / name for name in _checked_names(names, directory / _INDEX)]
     elif (directory / _WEIGHTS).is_file():
         files = [directory / _WEIGHTS]
     else:
@@ -230,6 +232,17 @@ def _read_tensors(directory: Path) -> dict[str, np.ndarray]:
     for file in files:
         tensors |= _read_safetensors(file)
     return tensors
+
+
+def _checked_names(names: list, index: Path) -> list[str]:
+    """Names of files beside an index, each once: whoever writes an index does not choose what else is read."""
+    for name in names:
+        if not isinstance(name, str) or not name.endswith(".safetensors") or re.search(r"[/\\\0]", name):
+            raise CheckpointError(
+                f"{index} names {str(name)[:60]!r}, which is no safetensors file beside it. Fetch the index again, or "
+                "put all files of the weights into one directory."
+            )
+    return sorted(set(names))
 
 
 def _why_no_weights(directory: Path) -> str:

@@ -107,7 +107,7 @@ def is_preset(path: str | Path) -> bool:
     """Whether a directory is a preset of a BERT backbone."""
     try:
         values = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(values, dict) and str(values.get("registered_name", "")).endswith(">BertBackbone")
 

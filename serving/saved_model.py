@@ -15,6 +15,7 @@ from data.graph_tokenization import SERVING_TEXT_OPS
 from data.tokenization import vocab_text
 from serving.deployment import WARMUP_FILE, write_warmup_requests
 from serving.service import TEXTS, Service
+from serving.trust import check_harmless
 from tasks.settings import SETTINGS_FILE
 from training.state import write_text
 
@@ -52,6 +53,7 @@ def save(service: Service, directory: str | Path, model_name: str = "model") -> 
             service.keep_weights(variable for function in signatures.values() for variable in function.variables)
             tf.saved_model.save(service, made, signatures=signatures)
         check_ops(op_names(made))
+        check_harmless(made)
         check_answers(made, service, signatures[SERVING_DEFAULT])
         write_warmup_requests(made, model_name, {SERVING_DEFAULT: warmup_requests(service)})
         _write_manifest(made)

@@ -45,7 +45,10 @@ def find_task(model_dir: str | Path) -> str:
             f"There is no {path}, so {model_dir} is not a fine-tuned model. Of a pre-trained one --task=fill_mask and "
             "--task=embeddings can be made."
         )
-    script = json.loads(path.read_text(encoding="utf-8")).get("script")
+    try:
+        script = json.loads(path.read_text(encoding="utf-8")).get("script")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be used: {error}.") from error
     if script not in _TASK_OF_SCRIPT:
         raise ValueError(f"{path} is of {script!r}, which makes nothing that is served.")
     return _TASK_OF_SCRIPT[script]

@@ -35,5 +35,5 @@ class TaskSettings:
             raise FileNotFoundError(
                 f"There is no {path}: {directory} is not the --output_dir of a {cls.script} that has trained."
             ) from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} cannot be used: {error}.") from error

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.google import CHECKPOINT_NAME, read_variables
+from training.graphs import gradients_not_kept
 from training.reports import store_once
 from training.state import RunRecord, TrainState, write_text
 from training.step import Task, distributed, summed
@@ -64,7 +65,8 @@ class Evaluator:
         return totals
 
     def _measure(self, batch):
-        return self._task.counts(batch) | self._task.sums(self._model(batch, training=False), batch)
+        with gradients_not_kept():
+            return self._task.counts(batch) | self._task.sums(self._model(batch, training=False), batch)
 
 
 def load_latest(model: keras.Model, output_dir: str | Path) -> int | None:

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from training.graphs import gradients_not_kept
 from training.step import distributed
 from training.workers import lost_worker_means_run_again
 
@@ -48,7 +49,8 @@ class Predictions:
         self._sequence_length = sequence_length
 
         def predict(batch):
-            given = model(batch, training=False)
+            with gradients_not_kept():
+                given = model(batch, training=False)
             return tf.cast(outputs(given) if outputs else given, tf.float32)
 
         self._predict = tf.function(predict, jit_compile=jit_compile or None)

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from modeling.functions import compiled_by_xla
+from training.graphs import gradients_not_kept
 from training.loss_scale import DynamicLossScale
 
 
@@ -88,6 +89,10 @@ class TrainStep:
 
     def replica_step(self, batch) -> dict[str, tf.Tensor]:
         """The step of one replica, with its share of a batch; gives its own counts and sums."""
+        with gradients_not_kept():
+            return self._update(batch)
+
+    def _update(self, batch) -> dict[str, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         counts = self._task.counts(batch)
         all_counts = counts

@@ -1,0 +1,115 @@
+"""Files as accidents and enemies leave them: valid ones that something happened to, and bytes that never were one."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from data.tfrecord import RecordError
+from modeling.errors import CheckpointError
+
+# Where numbers, names or texts should be.
+_ODD = [
+    b"\0",
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"\xed\xa0\x80",  # half of a surrogate pair
+    b"99999999999999999999999999",
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"null",
+    b"[[]]",
+    b"{}",
+    b'"',
+    b"\r",
+    b"\n\n",
+    b"\t",
+    "\u2028\u0085é漢".encode(),
+    "ä".encode("utf-16"),
+    b"[" * 50_000,
+    b'{"a":' * 50_000,
+    b"\xff" * 16,
+    b"../../etc/passwd",
+]
+
+
+def bounded(examples: int) -> settings:
+    """The same cases in every run."""
+    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+
+
+@st.composite
+def damaged(draw, valid: Sequence[bytes]) -> bytes:
+    """One of the valid contents after one to three accidents, or bytes of no meaning."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.binary(max_size=200))
+    data = draw(st.sampled_from(valid))
+    for _ in range(draw(st.integers(1, 3))):
+        data = draw(_accident(data, valid))
+    return data
+
+
+@st.composite
+def _accident(draw, data: bytes, valid: Sequence[bytes]) -> bytes:
+    # Half of them where most of what decides stands: at the start.
+    end = len(data) if draw(st.booleans()) else min(len(data), 64)
+    first, last = sorted(draw(st.tuples(st.integers(0, end), st.integers(0, end))))
+    kind = draw(st.sampled_from(["flip", "cut", "drop", "repeat", "splice", "insert", "replace", "value", "recode"]))
+    if kind == "flip" and first < len(data):
+        return data[:first] + bytes([data[first] ^ (1 << draw(st.integers(0, 7)))]) + data[first + 1 :]
+    if kind == "cut":
+        return data[:first]
+    if kind == "drop":
+        return data[:first] + data[last:]
+    if kind == "repeat":
+        return data[:last] + data[first:last] * draw(st.integers(1, 20)) + data[last:]
+    if kind == "splice":
+        return data[:first] + draw(st.sampled_from(valid))[last:]
+    if kind == "value":
+        return _with_another_value(draw, data)
+    if kind == "recode":
+        return data.decode("utf-8", "replace").encode(draw(st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])))
+    odd = draw(st.sampled_from(_ODD))
+    return data[:first] + odd + data[first if kind == "insert" else last :]
+
+
+def _with_another_value(draw, data: bytes) -> bytes:
+    """JSON that stays JSON, with a value of another type or size somewhere; other data as it is."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    places: list[tuple] = []
+
+    def walk(value) -> None:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            places.append((value, key))
+            if isinstance(inner, (dict, list)):
+                walk(inner)
+
+    if isinstance(content, (dict, list)):
+        walk(content)
+    if not places:
+        return data
+    holder, key = draw(st.sampled_from(places))
+    others = [None, True, -1, 0, 2**60, 10**40, 1e308, float("nan"), "", "\0", "../x", [], {}, [[]], {"a": 1}, "é" * 99]
+    holder[key] = draw(st.sampled_from(others))
+    return json.dumps(content).encode()
+
+
+def refused_properly(read: Callable[[Path], object], path: Path) -> bool:
+    """Reads a file. False if it could be read; True if it was refused by an error of ours that names it."""
+    try:
+        read(path)
+    except (ValueError, OSError) as error:
+        ours = (CheckpointError, RecordError)
+        is_ours = isinstance(error, ours) or type(error).__module__.startswith(("data.", "modeling."))
+        assert is_ours or type(error) in (ValueError, FileNotFoundError), repr(error)[:300]
+        message = str(error)
+        assert path.name in message, f"It does not name the file: {message[:300]}"
+        assert len(message) < 1_200, f"It quotes {len(message)} characters: {message[:300]}"
+        return True
+    return False
