@@ -48,7 +48,7 @@ def test_all_requests_of_many_clients_are_answered_rightly():
 @pytest.mark.slow
 def test_a_round_leaves_nothing_behind():
     """Graphs, registered gradients, descriptors and threads; memory itself needs the long run."""
-    found = answer_of(_SOAK, "5")
+    found = answer_of(_SOAK, "3")
     graphs, gradients, descriptors, threads = zip(*found, strict=True)
     assert graphs[-1] == graphs[1]
     assert gradients[-1] == gradients[1]
