@@ -82,6 +82,12 @@ _DETERMINISTIC = flags.DEFINE_bool(
     False,
     "Whether the same command gives the same bits: operations whose order is left to chance give way to slower ones.",
 )
+_MAX_BAD_STEPS = flags.DEFINE_integer(
+    "max_bad_steps",
+    0,
+    "How many steps whose loss or gradients are NaN or infinite to leave out, before one more ends the run.",
+    lower_bound=0,
+)
 _JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the training step with XLA.")
 _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
     "iterations_per_loop",
@@ -210,7 +216,7 @@ def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: in
         WarmupLinearDecay(_LEARNING_RATE.value, num_train_steps, num_warmup_steps, _CONTINUOUS_SCHEDULE.value),
         clip_each_replica=_CLIP_EACH_REPLICA.value,
         layerwise_lr_decay=_LAYERWISE_LR_DECAY.value,
-        skip_nonfinite=is_float16,
+        skip_nonfinite=True,
         **correction,
     )
     optimizer.build(model.trainable_variables)
@@ -252,6 +258,8 @@ def loop_options(
         eval_every_steps=_EVAL_EVERY_STEPS.value,
         keep_best_metric=_KEEP_BEST_METRIC.value,
         patience=_EARLY_STOPPING_PATIENCE.value,
+        max_bad_steps=_MAX_BAD_STEPS.value,
+        default_flags=frozenset(name for name in flags.FLAGS if flags.FLAGS[name].value == flags.FLAGS[name].default),
     )
 
 
