@@ -46,9 +46,11 @@ def write_variables(variables: Mapping[str, np.ndarray], prefix: str | Path) -> 
             shape_and_slices=[""] * len(names),
             tensors=[tf.convert_to_tensor(variables[name]) for name in names],
         )
+        written = sorted(os.listdir(aside))  # ".data…" sorts before ".index"
+        for name in written:
+            _flush(os.path.join(aside, name))  # the old one goes when nothing can keep the new one from being whole
         prefix.with_name(prefix.name + ".index").unlink(missing_ok=True)
-        for name in sorted(os.listdir(aside)):  # ".data…" sorts before ".index"
-            _flush(os.path.join(aside, name))
+        for name in written:
             os.replace(os.path.join(aside, name), prefix.parent / name)
 
 

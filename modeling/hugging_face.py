@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -18,6 +19,9 @@ from modeling.config import BertConfig
 from modeling.errors import CheckpointError
 
 _WEIGHTS, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+
+# The format knows no checksums, and would take a flipped bit for a weight. Ours stand where only their owner looks.
+_CHECKSUMS = "crc32c"
 
 _MASKED_LM, _NEXT_SENTENCE = "cls/predictions/", "cls/seq_relationship/"
 _CLASSIFIER, _SPAN, _POOLER = "output_", "cls/squad/", "bert/pooler/"
@@ -158,7 +162,8 @@ def write(
     tensors = {name: value.astype(dtype) for name, value in _tensors_of(variables, architecture).items()}
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_aside(directory / _WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    metadata = {"format": "pt", _CHECKSUMS: json.dumps({name: _checksum(value) for name, value in tensors.items()})}
+    _write_aside(directory / _WEIGHTS, lambda path: save_file(tensors, path, metadata=metadata))
     files = {"config.json": _config_json(config, variables, architecture)}
     if vocab is not None:
         files["vocab.txt"] = "".join(f"{token}\n" for token in vocab)
@@ -210,9 +215,12 @@ def _json(values: Mapping) -> str:
 
 def _write_aside(path: Path, write_to) -> None:
     aside = path.with_name(f".{path.name}.part")
-    write_to(str(aside))
-    aside.chmod(0o644)  # safetensors lets nobody but its owner read
-    os.replace(aside, path)
+    try:
+        write_to(str(aside))
+        aside.chmod(0o644)  # safetensors lets nobody but its owner read
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _read_tensors(directory: Path) -> dict[str, np.ndarray]:
@@ -250,6 +258,7 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
             types = {name: reader.get_slice(name).get_dtype() for name in names}
             _check_types(types, file)
             tensors = {name: reader.get_tensor(name) for name in names if types[name] != "BF16"}
+            _check_sums(tensors, (reader.metadata() or {}).get(_CHECKSUMS), file)
         bfloats = [name for name in names if types[name] == "BF16"]
         tensors |= _read_bfloat16(file, bfloats) if bfloats else {}
     except CheckpointError:
@@ -262,6 +271,21 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
         name: value if value.dtype == np.float32 or name.endswith("position_ids") else value.astype(np.float32)
         for name, value in tensors.items()
     }
+
+
+def _checksum(tensor: np.ndarray) -> int:
+    return google_crc32c.value(np.ascontiguousarray(tensor).tobytes())
+
+
+def _check_sums(tensors: Mapping[str, np.ndarray], checksums: str | None, file: Path) -> None:
+    """Compares with what was written down when the file was; files of others have nothing to compare with."""
+    if checksums is None:
+        return
+    expected = json.loads(checksums)
+    damaged = sorted(expected.keys() ^ tensors.keys())
+    damaged += [name for name, tensor in tensors.items() if expected.get(name, 0) != _checksum(tensor)]
+    if damaged:
+        raise CheckpointError(f"{damaged[0]} in {file} is damaged: its checksum does not fit. Copy the file again.")
 
 
 def _check_types(types: Mapping[str, str], file: Path) -> None:

@@ -332,6 +332,11 @@ class _Loop:
         """Weights that are the best before the state, and what they replace after it: one of both is always there."""
         if not is_chief(self._strategy):
             return
+        if (is_best or is_saved) and RunRecord(self._options.output_dir).load() is None:
+            raise ValueError(
+                f"{self._options.output_dir} was removed while the run was going on, or its train_state/run.json was: "
+                f"step {step} is not saved. Start it again."
+            )
         if is_best:
             self._best.save()
         if is_best or is_saved:

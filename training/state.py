@@ -201,7 +201,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             differences += [f"in --{name}, {difference.removeprefix('--')}" for difference in _differences(old, new)]
         elif old != new:
             flag = name if " " in name else f"--{name}"  # not all that decides is a flag
-            differences.append(f"{flag} was {old!r} and is {new!r} now")
+            was = f"was {old!r}" if name in before else "was not there yet"
+            differences.append(f"{flag} {was} and is {new!r} now")
     return differences
 
 
@@ -209,6 +210,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def locked(output_dir: str | Path):
     """Holds an output directory, so that two runs do not write into it at once. The lock goes with the process."""
     path = Path(output_dir) / _LOCK
+    check_writable(path.parent, "output_dir")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         try:
@@ -236,8 +238,12 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """See `write_text`."""
     aside = path.with_name(f".{path.name}.part")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:  # of a disk that is full: half a file would only fill it more
+        aside.unlink(missing_ok=True)
+        raise
