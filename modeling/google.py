@@ -110,7 +110,7 @@ def _find_in_directory(directory: Path) -> str:
 def _open(prefix: str):
     try:
         return tf.train.load_checkpoint(prefix)
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
         raise CheckpointError(_damaged(prefix, error)) from error
 
 
