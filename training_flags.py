@@ -1,6 +1,7 @@
 """The flags that all training scripts share, and what is built from them. Each defaults to what the original did."""
 
 import logging
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -185,6 +186,8 @@ def _validate() -> None:
         raise ValueError("--virtual_devices is for --distribution_strategy=mirrored.")
     if _DTYPE.value == "mixed_float16" and _CLIP_EACH_REPLICA.value:
         raise ValueError("--clip_each_replica does not go with --dtype=mixed_float16: use mixed_bfloat16.")
+    if not math.isfinite(_LEARNING_RATE.value):
+        raise ValueError(f"--learning_rate={_LEARNING_RATE.value} is not a finite number.")
     if _DETERMINISTIC.value and _SEED.value is None:
         raise ValueError("--deterministic needs a --seed: without one, every new run draws its own.")
     if _KEEP_BEST_METRIC.value and not _EVAL_EVERY_STEPS.value:

@@ -13,7 +13,8 @@ from modeling import google, hugging_face
 from modeling.config import BertConfig
 from modeling.errors import CheckpointError
 from modeling.models import PretrainingModel
-from tests.faults.test_kills import assert_same_bits
+from tests.faults.test_kills import PRETRAINING, assert_same_bits
+from tests.scripts import spell
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +116,48 @@ def test_a_bit_flipped_in_a_checkpoint(checkpoints, name, read, has_names):
     finally:
         path.write_bytes(whole)
     assert found > 0.9 * len(positions)
+
+
+VANISHES_AFTER_THE_CHECKS = """
+    import os
+    from data.pretraining_input import PretrainingInput
+    whole = PretrainingInput.open.__func__
+    def vanishing(cls, names, *arguments, **options):
+        opened = whole(cls, names, *arguments, **options)
+        os.unlink(names[0])
+        return opened
+    PretrainingInput.open = classmethod(vanishing)
+"""
+VANISHES_BEFORE_IT_IS_READ = """
+    import os
+    import data.text_files
+    whole = data.text_files.find_files
+    def vanishing(*arguments, **options):
+        found = whole(*arguments, **options)
+        os.unlink(found[0])
+        return found
+    data.text_files.find_files = vanishing
+"""
+
+
+@pytest.mark.slow
+def test_scripts_name_what_is_cut_flipped_or_gone(warm, flags, golden, tmp_path):
+    whole = (golden / "pretraining_plain.tfrecord").read_bytes()
+    starts = [record.offset for record in read_offsets(golden / "pretraining_plain.tfrecord")]
+    cut, flipped, gone = (tmp_path / f"{name}.tfrecord" for name in ("cut", "flipped", "gone"))
+    cut.write_bytes(whole[:-50])
+    damaged = bytearray(whole)
+    damaged[starts[7] + 100] ^= 4
+    flipped.write_bytes(damaged)
+    gone.write_bytes(whole)
+    said = warm.run(PRETRAINING, *spell(**flags | {"input_file": cut}), code=1)
+    assert f"{cut}: record 103 (at byte {starts[-1]}) is cut short" in said and "--skip_corrupt_records" in said
+    said = warm.run(PRETRAINING, *spell(**flags | {"input_file": flipped}), code=1)
+    assert f"{flipped}: record 7 (at byte {starts[7]}) is damaged: its checksum does not fit" in said
+    said = warm.run(PRETRAINING, *spell(**flags | {"input_file": gone}), code=1, before=VANISHES_AFTER_THE_CHECKS)
+    assert f"{gone}" in said.splitlines()[-1] and "Traceback" not in said
+    text = tmp_path / "text.txt"
+    text.write_bytes((golden / "sample_text.txt").read_bytes())
+    data = {"input_file": text, "vocab_file": golden / "vocab.txt", "output_file": tmp_path / "out.tfrecord"}
+    said = warm.run("create_pretraining_data.py", *spell(**data), code=1, before=VANISHES_BEFORE_IT_IS_READ)
+    assert f"No such file or directory: '{text}'" in said and "Traceback" not in said
