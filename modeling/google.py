@@ -128,4 +128,5 @@ def _damaged(prefix: str, error: Exception, name: str = "") -> str:
 
 
 def _is_optimizer_state(name: str) -> bool:
-    return name == "global_step" or name.endswith(("/adam_m", "/adam_v", "/lamb_m", "/lamb_v"))
+    is_of_run = name in ("global_step", "bad_steps") or name.startswith("loss_scale/")
+    return is_of_run or name.endswith(("/adam_m", "/adam_v", "/lamb_m", "/lamb_v"))

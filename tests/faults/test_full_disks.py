@@ -52,6 +52,39 @@ def test_checkpoints(warm, disk, flags, tmp_path):
     assert_same_run(small / "out", tmp_path / "out", last=12)
 
 
+# Some disks tell only when they are asked to keep a file for good.
+FULL_WHEN_FLUSHED = """
+    import errno, os
+    flush = os.fsync
+    def failing(descriptor):
+        if {name!r} in os.readlink(f"/proc/self/fd/{{descriptor}}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(descriptor)
+    os.fsync = failing
+"""
+
+
+@pytest.mark.slow
+def test_what_is_replaced_stays_until_the_new_one_is_kept(warm, flags, golden, tmp_path):
+    flags |= {"num_train_steps": 3}
+    warm.run(PRETRAINING, *spell(**flags))
+    before = files(tmp_path / "out")
+    full = FULL_WHEN_FLUSHED.format(name="bert_model.ckpt")
+    said = warm.run(PRETRAINING, *spell(**flags), code=1, before=full)
+    assert f"The disk of --output_dir={tmp_path / 'out'} is full" in said and "No space left on device" in said
+    assert files(tmp_path / "out") == before
+    assert "is done" in warm.run(PRETRAINING, *spell(**flags))
+
+    made = {"input_file": golden / "sample_text.txt", "vocab_file": golden / "vocab.txt"}
+    made |= {"output_file": tmp_path / "records" / "a.tfrecord", "dupe_factor": 1}
+    warm.run("create_pretraining_data.py", *spell(**made))
+    before, again = files(tmp_path / "records"), spell(**made, overwrite=True, random_seed=1)
+    warm.run("create_pretraining_data.py", *again, code=1, before=FULL_WHEN_FLUSHED.format(name="a.tfrecord"))
+    assert files(tmp_path / "records") == before
+    warm.run("create_pretraining_data.py", *again)
+    assert files(tmp_path / "records") != before
+
+
 @pytest.mark.slow
 def test_exports(warm, disk, tiny_model, tmp_path):
     config = BertConfig.from_json_file(tiny_model / "config.json")

@@ -42,6 +42,8 @@ _SERVER = """
         exec(asked["before"], {})
         runpy.run_path(sys.argv[0], run_name="__main__")
         break
+    else:
+        os._exit(0)  # nothing was computed here: there is nothing to clear up
 """
 
 
