@@ -314,7 +314,7 @@ class _Loop:
         raise ValueError(
             f"The loss or a gradient became NaN or infinite at step {step}"
             + (f", after {left_out} such steps were left out (--max_bad_steps={left_out})" if left_out else "")
-            + f". The step was not taken: the state before it is saved, its batch is in {path}, and the same command "
+            + f". The step was not taken. What was before it is saved, its batch is in {path}, and the same command "
             "comes to it again at once; docs/reliability.md tells how to look into it. To leave such steps out and go "
             f"on, add --max_bad_steps={left_out + 10}. If they are many, lower --learning_rate, raise "
             "--num_warmup_steps or use --dtype=float32, in another --output_dir."
