@@ -73,7 +73,7 @@ def test_the_run_ends_before_the_step(tmp_path, weight, steps_per_call):
 
 @pytest.mark.parametrize(
     "how",
-    [{"optimizer": "adamw"}, {"optimizer": "lamb", "jit_compile": True}, {"dtype": "mixed_float16"}],
+    [{"optimizer": "adamw"}, {"optimizer": "lamb"}, {"dtype": "mixed_float16"}],
     ids=["adamw", "lamb", "float16"],
 )
 def test_steps_are_left_out_up_to_a_number(tmp_path, capsys, how):
