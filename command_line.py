@@ -3,10 +3,12 @@
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags
@@ -139,6 +141,8 @@ def _message(error: Exception) -> str | None:
     """What to tell a person; None for what must be a mistake of ours, and shows where it happened."""
     if _is_out_of_memory(error):
         return _out_of_memory(error)
+    if re.search("No space left on device|Disk quota exceeded|os error 28", str(error)):
+        return _disk_full(error)
     if isinstance(error, (ValueError, OSError, RuntimeError)) and "\n\nArguments received by" not in str(error):
         return str(error)
     if "tensorflow" in sys.modules:
@@ -164,6 +168,25 @@ def _is_out_of_memory(error: Exception) -> bool:
     # The same name stands for a disk that is full.
     is_memory = re.search(r"OOM|out of memory|allocat|MemoryError", str(error), re.IGNORECASE)
     return isinstance(error, tf.errors.ResourceExhaustedError) and bool(is_memory)
+
+
+def _disk_full(error: Exception) -> str:
+    """Names the place that is full: an error of writing often does not."""
+    named = {f"--{name}": flags.FLAGS[name].value for name in ("output_dir", "output_file") if name in flags.FLAGS}
+    places = {flag: Path(value.split(",")[0]) for flag, value in named.items() if value}
+    places["TMPDIR"] = Path(tempfile.gettempdir())
+    free = {name: shutil.disk_usage(_existing(path)).free for name, path in places.items()}
+    name = min(free, key=free.get)
+    return (
+        f"The disk of {name}={places[name]} is full: {free[name] / 1e6:.1f} MB are free "
+        f"({str(error).strip().splitlines()[-1]}). What was written before is whole: make room there, and run the same "
+        "command again."
+    )
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what there is of it."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def _out_of_memory(error: Exception) -> str:

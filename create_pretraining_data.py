@@ -135,6 +135,9 @@ def main() -> None:
             overwrite=_OVERWRITE.value,
         )
         jobs = jobs_by_file(job, _OUTPUT_FILE.value) if _SHARD_BY_FILE.value else [job]
+        for job in jobs:
+            for output in job.outputs:
+                check_writable(output, "output_file")
         if command_line.is_dry_run():
             end_dry_run(jobs)
         if _RUNNER.value:
@@ -146,9 +149,6 @@ def main() -> None:
 
 def end_dry_run(jobs: list[Job]) -> None:
     sizes = [sum(map(os.path.getsize, job.inputs)) for job in jobs]  # bytes of each pool of documents
-    for job in jobs:
-        for output in job.outputs:
-            check_writable(output, "output_file")
     at_once = sum(sorted(sizes)[-_NUM_WORKERS.value :])
     command_line.end_dry_run(
         {

@@ -6,6 +6,7 @@ TensorFlow takes seconds to load, and --help should not: what needs it imports i
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,12 @@ _DETERMINISTIC = flags.DEFINE_bool(
     "deterministic",
     False,
     "Whether the same command gives the same bits: operations whose order is left to chance give way to slower ones.",
+)
+_MAX_BAD_STEPS = flags.DEFINE_integer(
+    "max_bad_steps",
+    0,
+    "How many steps whose loss or gradients are NaN or infinite to leave out, before one more ends the run.",
+    lower_bound=0,
 )
 _JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the training step with XLA.")
 _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
@@ -188,6 +195,8 @@ def _validate() -> None:
         raise ValueError("--virtual_devices is for --distribution_strategy=mirrored.")
     if _DTYPE.value == "mixed_float16" and _CLIP_EACH_REPLICA.value:
         raise ValueError("--clip_each_replica does not go with --dtype=mixed_float16: use mixed_bfloat16.")
+    if not math.isfinite(_LEARNING_RATE.value):
+        raise ValueError(f"--learning_rate={_LEARNING_RATE.value} is not a finite number.")
     if _DETERMINISTIC.value and _SEED.value is None:
         raise ValueError("--deterministic needs a --seed: without one, every new run draws its own.")
     if _KEEP_BEST_METRIC.value and not _EVAL_EVERY_STEPS.value:
@@ -226,7 +235,7 @@ def optimizer_for(model: keras.Model, num_train_steps: int, num_warmup_steps: in
         WarmupLinearDecay(_LEARNING_RATE.value, num_train_steps, num_warmup_steps, _CONTINUOUS_SCHEDULE.value),
         clip_each_replica=_CLIP_EACH_REPLICA.value,
         layerwise_lr_decay=_LAYERWISE_LR_DECAY.value,
-        skip_nonfinite=is_float16,
+        skip_nonfinite=True,
         **correction,
     )
     optimizer.build(model.trainable_variables)
@@ -271,6 +280,8 @@ def loop_options(
         eval_every_steps=_EVAL_EVERY_STEPS.value,
         keep_best_metric=_KEEP_BEST_METRIC.value,
         patience=_EARLY_STOPPING_PATIENCE.value,
+        max_bad_steps=_MAX_BAD_STEPS.value,
+        default_flags=frozenset(name for name in flags.FLAGS if flags.FLAGS[name].value == flags.FLAGS[name].default),
     )
 
 

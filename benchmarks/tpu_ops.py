@@ -24,7 +24,7 @@ def training_graphs(
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         model = PretrainingModel(config, seed=1, recompute=recompute, dtype=dtype)
-        built = OPTIMIZERS[optimizer](WarmupLinearDecay(1e-4, 100, 10))
+        built = OPTIMIZERS[optimizer](WarmupLinearDecay(1e-4, 100, 10), skip_nonfinite=True)
         built.build(model.trainable_variables)
     step = TrainStep(strategy, model, PretrainingTask(), built, seed=1, parts=parts)
     sequence, predictions = tf.TensorSpec([4, 16], tf.int32), tf.TensorSpec([4, 3], tf.int32)

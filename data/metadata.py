@@ -37,8 +37,11 @@ class RecordMetadata:
         """Writes the file that belongs to `records`: aside, then moved into place."""
         path = metadata_path(records)
         aside = path.with_name(f".{path.name}.part")
-        aside.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        try:
+            aside.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def metadata_path(records: str | Path) -> Path:

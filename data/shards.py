@@ -123,6 +123,8 @@ def run_job(job: Job, add_progress: AddProgress = _add_nothing) -> Result:
             writers[number % len(writers)].write(encode(instance))
             if number % 1024 == 0:
                 add_progress(1024 * _WRITING * passes * size / len(instances), 0, 0)
+        for writer in writers:
+            writer.sync()  # old records are let go when there is room for the new ones
         # Metadata goes first: without records it is nothing, but records without it would be taken for a stranger's.
         for number, writer in enumerate(writers):
             writer.path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ into every worker costs seconds and 400 MB. So records are put together from rea
     record  = length (8 bytes) · masked CRC of the length (4) · data · masked CRC of the data (4)
 """
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,15 +52,20 @@ class AtomicRecordWriter:
         self.offsets.append(self.num_bytes)
         self.num_bytes += size + 16
 
+    def sync(self) -> None:
+        """Waits until all that was written is on the disk, where there may be no room for it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def __exit__(self, error_type, error, traceback) -> None:
-        if error_type is None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if error_type is None:
-            os.replace(self._aside, self.path)
-        else:
+        try:
+            if error_type is None:
+                self.sync()
+                os.replace(self._aside, self.path)
+        finally:
             self._aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is in its buffer goes nowhere
+                self._file.close()
 
 
 class RawRecord(NamedTuple):

@@ -46,9 +46,11 @@ def write_variables(variables: Mapping[str, np.ndarray], prefix: str | Path) -> 
             shape_and_slices=[""] * len(names),
             tensors=[tf.convert_to_tensor(variables[name]) for name in names],
         )
+        written = sorted(os.listdir(aside))  # ".data…" sorts before ".index"
+        for name in written:
+            _flush(os.path.join(aside, name))  # the old one goes when nothing can keep the new one from being whole
         prefix.with_name(prefix.name + ".index").unlink(missing_ok=True)
-        for name in sorted(os.listdir(aside)):  # ".data…" sorts before ".index"
-            _flush(os.path.join(aside, name))
+        for name in written:
             os.replace(os.path.join(aside, name), prefix.parent / name)
 
 
@@ -142,4 +144,5 @@ def _damaged(prefix: str, error: Exception, name: str = "") -> str:
 
 
 def _is_optimizer_state(name: str) -> bool:
-    return name == "global_step" or name.endswith(("/adam_m", "/adam_v", "/lamb_m", "/lamb_v"))
+    is_of_run = name in ("global_step", "bad_steps") or name.startswith("loss_scale/")
+    return is_of_run or name.endswith(("/adam_m", "/adam_v", "/lamb_m", "/lamb_v"))

@@ -10,14 +10,17 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from modeling.config import BertConfig
 from modeling.errors import CheckpointError
 
 _WEIGHTS, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+
+# The format knows no checksums, and would take a flipped bit for a weight. Ours stand where only their owner looks.
+_CHECKSUMS = "crc32c"
 
 _MASKED_LM, _NEXT_SENTENCE = "cls/predictions/", "cls/seq_relationship/"
 _CLASSIFIER, _SPAN, _POOLER = "output_", "cls/squad/", "bert/pooler/"
@@ -158,7 +161,7 @@ def write(
     tensors = {name: value.astype(dtype) for name, value in _tensors_of(variables, architecture).items()}
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_aside(directory / _WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    _write_aside(directory / _WEIGHTS, lambda path: _save(tensors, path))
     files = {"config.json": _config_json(config, variables, architecture)}
     if vocab is not None:
         files["vocab.txt"] = "".join(f"{token}\n" for token in vocab)
@@ -208,11 +211,30 @@ def _json(values: Mapping) -> str:
     return json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
+def _save(tensors: Mapping[str, np.ndarray], path: str) -> None:
+    """Writes safetensors with checksums. The library would put them beside the rest in an order left to chance."""
+    checksums = {name: _checksum(tensor) for name, tensor in sorted(tensors.items())}
+    header: dict = {"__metadata__": {"format": "pt", _CHECKSUMS: json.dumps(checksums)}}
+    end = 0
+    for name, tensor in sorted(tensors.items()):
+        kind = {"float32": "F32", "float16": "F16"}[str(tensor.dtype)]
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)  # data starts at a multiple of 8
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, tensor in sorted(tensors.items()):
+            file.write(np.ascontiguousarray(tensor).tobytes())
+
+
 def _write_aside(path: Path, write_to) -> None:
     aside = path.with_name(f".{path.name}.part")
-    write_to(str(aside))
-    aside.chmod(0o644)  # safetensors lets nobody but its owner read
-    os.replace(aside, path)
+    try:
+        write_to(str(aside))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _read_tensors(directory: Path) -> dict[str, np.ndarray]:
@@ -263,6 +285,7 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
             types = {name: reader.get_slice(name).get_dtype() for name in names}
             _check_types(types, file)
             tensors = {name: reader.get_tensor(name) for name in names if types[name] != "BF16"}
+            _check_sums(tensors, (reader.metadata() or {}).get(_CHECKSUMS), file)
         bfloats = [name for name in names if types[name] == "BF16"]
         tensors |= _read_bfloat16(file, bfloats) if bfloats else {}
     except CheckpointError:
@@ -275,6 +298,25 @@ def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
         name: value if value.dtype == np.float32 or name.endswith("position_ids") else value.astype(np.float32)
         for name, value in tensors.items()
     }
+
+
+def _checksum(tensor: np.ndarray) -> str:
+    return f"{tensor.dtype}:{google_crc32c.value(np.ascontiguousarray(tensor).tobytes()):08x}"
+
+
+def _check_sums(tensors: Mapping[str, np.ndarray], checksums: str | None, file: Path) -> None:
+    """Compares with what was written down when the file was; files of others have nothing to compare with."""
+    if checksums is None:
+        return
+    expected = json.loads(checksums)
+    for name, tensor in tensors.items():
+        was = expected.get(name, "nothing")
+        # In another precision they are weights that somebody has changed since, and kept the rest of the header.
+        if was.startswith((f"{tensor.dtype}:", "nothing")) and was != _checksum(tensor):
+            raise CheckpointError(
+                f"{name} in {file} is damaged: its checksum does not fit. Copy the file again; or, if somebody has "
+                f"changed its weights since, without {_CHECKSUMS} in its metadata."
+            )
 
 
 def _check_types(types: Mapping[str, str], file: Path) -> None:

@@ -135,3 +135,19 @@ def wait_for(condition, process: subprocess.Popen, timeout: float = 120) -> None
 
 
 KILLED = -signal.SIGKILL
+
+# For `before`: time enough to do something to a run between two of its steps.
+SLOW_STEPS = """
+    import time
+    from training.reports import Reports
+    store = Reports.store
+    Reports.store = lambda *arguments, **options: (store(*arguments, **options), time.sleep(0.5))
+"""
+
+
+def last_step(output_dir: Path) -> int:
+    """Of metrics.jsonl; 0 while there is nothing in it, or half a line."""
+    try:
+        return json.loads((output_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    except (IndexError, ValueError, FileNotFoundError):
+        return 0

@@ -1,7 +1,6 @@
 """The script itself, as a person runs it, and as an accident leaves it."""
 
 import json
-import signal
 import socket
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from modeling.google import read_variables
-from tests.scripts import KILLED, complaints, finish, run, spell, start, wait_for
+from tests.scripts import SLOW_STEPS, complaints, finish, last_step, run, spell, start, wait_for
 from training.reports import read_metrics
 
 SCRIPT = "run_pretraining.py"
@@ -49,16 +48,6 @@ def flags(golden, tmp_path):
 
 def losses(output_dir):
     return np.array([line["loss"] for line in read_metrics(output_dir, "train")])
-
-
-def state(output_dir, step=12):
-    return read_variables(output_dir / "train_state" / f"step-{step}", with_optimizer=True)
-
-
-def assert_same_bits(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
 def test_twenty_steps_of_the_original(golden, golden_batch, tmp_path):
@@ -112,96 +101,6 @@ def test_twenty_steps_of_the_original(golden, golden_batch, tmp_path):
         "next_sentence_loss",
     ]
     assert results[0] == "global_step = 20"
-
-
-# Kills the process in the middle of writing the state of a step: after the data is in place, before the index is.
-DIE_BETWEEN_DATA_AND_INDEX = """
-    import os, signal
-    replace = os.replace
-    def dying(source, target):
-        if str(target).endswith("step-{step}.index"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, target)
-    os.replace = dying
-"""
-# The same before either is in place.
-DIE_BEFORE_DATA = DIE_BETWEEN_DATA_AND_INDEX.replace(".index", ".data-00000-of-00001")
-# In the middle of a line of metrics.jsonl.
-DIE_IN_A_REPORT = """
-    import json, os, signal
-    dumps = json.dumps
-    def dying(value, **options):
-        text = dumps(value, **options)
-        if isinstance(value, dict) and value.get("step") == {step}:
-            with open({metrics!r}, "a") as file:
-                file.write(text[:20])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return text
-    json.dumps = dying
-"""
-
-
-SLOW_STEPS = """
-    import time
-    from training.reports import Reports
-    store = Reports.store
-    Reports.store = lambda *arguments, **options: (store(*arguments, **options), time.sleep(0.5))
-"""
-
-
-def last_step(output_dir):
-    """Of metrics.jsonl; 0 while there is nothing in it, or half a line."""
-    try:
-        return json.loads((output_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    except (IndexError, ValueError, FileNotFoundError):
-        return 0
-
-
-@pytest.mark.slow
-def test_killed_again_and_again_it_ends_with_the_same_bits(flags, tmp_path):
-    undisturbed = run(SCRIPT, *spell(**flags, deterministic=True))
-    assert "A new run" in undisturbed
-    expected, expected_metrics = state(tmp_path / "out"), (tmp_path / "out" / "metrics.jsonl").read_text()
-
-    victim = tmp_path / "victim"
-    command = spell(**flags | {"output_dir": victim}, deterministic=True)
-    run(SCRIPT, *command, code=KILLED, before=DIE_BETWEEN_DATA_AND_INDEX.format(step=3))
-    assert not list((victim / "train_state").glob("*.index"))
-    run(SCRIPT, *command, code=KILLED, before=DIE_BETWEEN_DATA_AND_INDEX.format(step=6))
-    said = run(SCRIPT, *command, code=KILLED, before=DIE_BEFORE_DATA.format(step=6))
-    assert "from step 3" in said
-    metrics = str(victim / "metrics.jsonl")
-    run(SCRIPT, *command, code=KILLED, before=DIE_IN_A_REPORT.format(step=8, metrics=metrics))
-    # A state that was whole once and is not any more.
-    data = victim / "train_state" / "step-6.data-00000-of-00001"
-    data.write_bytes(data.read_bytes()[:-100])
-    stopped = start(SCRIPT, *command, before=SLOW_STEPS)
-    wait_for(lambda: last_step(victim) >= 4, stopped)  # until it has started, the file ends with half a line
-    stopped.send_signal(signal.SIGTERM)
-    said = finish(stopped, code=75)
-    assert "Passed over the state of step 6" in said
-    assert "from step 3" in said
-    assert "Run the same command again" in said
-
-    said = run(SCRIPT, *command)
-    assert "Continuing the run" in said
-    assert_same_bits(state(victim), expected)
-    assert_same_bits(read_variables(victim / "bert_model.ckpt"), read_variables(tmp_path / "out" / "bert_model.ckpt"))
-    assert not list((victim / "train_state").glob(".step-*"))
-    without_speed = [
-        [{k: v for k, v in json.loads(line).items() if "per_second" not in k} for line in text.splitlines()]
-        for text in ((victim / "metrics.jsonl").read_text(), expected_metrics)
-    ]
-    assert without_speed[0] == without_speed[1]
-    assert [line["step"] for line in without_speed[0]] == list(range(1, 13))
-
-    assert "is done" in run(SCRIPT, *command)
-    said = run(SCRIPT, *command, "--learning_rate=0.02", "--train_batch_size=4", code=1)
-    assert "--learning_rate was 0.01 and is 0.02 now; --train_batch_size was 8 and is 4 now" in said
-    wider = write_config(tmp_path / "wider.json", hidden_size=32)
-    said = run(SCRIPT, *command, f"--bert_config_file={wider}", code=1)
-    assert "in --bert_config_file, hidden_size was 16 and is 32 now" in said
-    assert json.loads((victim / "bert_config.json").read_text())["hidden_size"] == 16
 
 
 @pytest.mark.slow

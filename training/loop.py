@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from modeling.checkpoint import save_checkpoint
 from modeling.google import CHECKPOINT_NAME
+from training.bad_steps import BadSteps, save_batch
 from training.best import BestWeights, Evaluations
 from training.loss_scale import DynamicLossScale
 from training.reports import Reports
@@ -21,7 +23,7 @@ from training.state import RunRecord, TrainState, locked, variables_of, write_te
 from training.step import Task, TrainStep, distributed
 from training.stopping import RunAgain, StopSignals
 from training.strategy import is_chief
-from training.workers import lost_worker_means_run_again, sum_over_replicas
+from training.workers import is_multi_worker, lost_worker_means_run_again, sum_over_replicas
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -47,6 +49,8 @@ class LoopOptions:
     eval_every_steps: int = 0  # 0: never
     keep_best_metric: str | None = None  # end with the weights that were best by this figure, not with the last ones
     patience: int = 0  # evaluations without a new best before the run ends; 0: it goes on
+    max_bad_steps: int = 0  # steps with a loss or gradients that are not finite to leave out before the run ends
+    default_flags: frozenset[str] = frozenset()  # those of the flags of the run that have their default
 
 
 class Trained(NamedTuple):
@@ -97,9 +101,15 @@ def train(
     chief = is_chief(strategy)
     held = locked(options.output_dir) if chief else contextlib.nullcontext()
     with held, StopSignals() as signals, lost_worker_means_run_again(strategy):
+        with strategy.scope():
+            bad_steps = BadSteps(options.max_bad_steps)
         state_variables = variables_of(model, optimizer) | (loss_scale.named_state() if loss_scale else {})
-        state = TrainState(options.output_dir, state_variables, options.keep_states)
-        _agree_on_flags(strategy, state, options.output_dir, flags)
+        if options.max_bad_steps:
+            state_variables |= bad_steps.named_state()
+        state = TrainState(
+            options.output_dir, state_variables, options.keep_states, may_lack=bad_steps.named_state().keys()
+        )
+        _agree_on_flags(strategy, state, options, flags)
         if chief:
             state.clear_leftovers()
             for name, text in settings.items():
@@ -117,11 +127,31 @@ def train(
         figures = None
         if not is_done:
             train_step = TrainStep(
-                strategy, model, task, optimizer, options.seed, options.parts, loss_scale, options.jit_compile
+                strategy,
+                model,
+                task,
+                optimizer,
+                options.seed,
+                options.parts,
+                loss_scale,
+                options.jit_compile,
+                bad_steps,
             )
-            iterator = distributed(strategy, lambda worker, workers: batches_from(step, worker, workers))
-            loop = _Loop(strategy, task, optimizer, train_step, state, options, evaluate, signals, evaluations, best)
-            step, figures = loop.run(iterator, step)
+            loop = _Loop(
+                strategy,
+                task,
+                optimizer,
+                train_step,
+                batches_from,
+                state,
+                options,
+                evaluate,
+                signals,
+                evaluations,
+                best,
+                bad_steps,
+            )
+            step, figures = loop.run(step)
         if best and best.step not in (None, step):
             best.restore()
             step, figures = best.step, None
@@ -132,14 +162,14 @@ def train(
         return Trained(step, figures)
 
 
-def _agree_on_flags(strategy, state: TrainState, output_dir: str, flags: Mapping[str, Any]) -> None:
+def _agree_on_flags(strategy, state: TrainState, options: LoopOptions, flags: Mapping[str, Any]) -> None:
     """Sees that the flags are those of the run that is there, or writes down those of a new one."""
-    record = RunRecord(output_dir)
+    record = RunRecord(options.output_dir)
     flags = dict(flags) | {"replicas": strategy.num_replicas_in_sync}
     if is_chief(strategy) and not state.steps():  # nothing there that could be continued
         record.save(flags)
     sum_over_replicas(strategy, 0.0)  # the others read what the first has written
-    record.check(flags)
+    record.check(flags, options.default_flags)
 
 
 def _restore(strategy, state: TrainState, options: LoopOptions) -> int | None:
@@ -169,19 +199,37 @@ def _tell_where(options: LoopOptions, step: int | None, is_done: bool) -> None:
 class _Loop:
     """From one step to the last, with all that happens on the way."""
 
-    def __init__(self, strategy, task, optimizer, train_step, state, options, evaluate, signals, evaluations, best):
+    def __init__(
+        self,
+        strategy,
+        task,
+        optimizer,
+        train_step,
+        batches_from,
+        state,
+        options,
+        evaluate,
+        signals,
+        evaluations,
+        best,
+        bad_steps,
+    ):
         self._strategy = strategy
         self._task = task
         self._optimizer = optimizer
         self._train_step = train_step
+        self._batches_from = batches_from
+        self._num_workers = 1
         self._state = state
         self._options = options
         self._evaluate = evaluate
         self._signals = signals
         self._evaluations = evaluations
         self._best = best
+        self._bad_steps = bad_steps
+        self._num_bad_steps = bad_steps.found()[0]
 
-    def run(self, iterator, step: int) -> Trained:
+    def run(self, step: int) -> Trained:
         """Trains from `step` on; gives the last step, and what was measured after it, if anything was."""
         options = self._options
         reports = Reports(
@@ -192,6 +240,7 @@ class _Loop:
             options.batch_size * options.seq_length,
             write=is_chief(self._strategy),
         )
+        iterator = distributed(self._strategy, functools.partial(self._batches_of_worker, step))
         totals, last_look, is_first_call = {}, time.monotonic(), True
         with reports:
             # A signal may have come between a step and its evaluation.
@@ -213,6 +262,8 @@ class _Loop:
                 is_evaluated = self._is_evaluation_due(step) and (is_last or not stop)
                 is_logged = is_saved or is_evaluated or self._is_due(step, options.log_every_steps)
                 if is_logged or time.monotonic() - last_look > _SECONDS_BETWEEN_LOOKS:
+                    if is_logged or not is_multi_worker(self._strategy):  # all workers have to end after the same step
+                        self._look_at_bad_steps(totals, reports)
                     figures = self._figures(totals, step) | reports.speeds(step)
                     reports.show(step, figures)
                     last_look = time.monotonic()
@@ -233,6 +284,42 @@ class _Loop:
                     )
         return Trained(step, self._evaluations.by_step.get(step))
 
+    def _batches_of_worker(self, step: int, worker: int, num_workers: int) -> tf.data.Dataset:
+        self._num_workers = num_workers
+        return self._batches_from(step, worker, num_workers)
+
+    def _look_at_bad_steps(self, totals, reports: Reports) -> None:
+        """Tells of steps that were left out, and ends the run after one too many."""
+        count, step = self._bad_steps.found()
+        if count > self._bad_steps.limit:
+            self._give_up(step, totals, reports)
+        if count > self._num_bad_steps:
+            reports.say(
+                f"Left out step {step}, which was not finite: {count} of --max_bad_steps={self._bad_steps.limit}."
+            )
+            self._num_bad_steps = count
+
+    def _give_up(self, step: int, totals, reports: Reports) -> None:
+        """Ends the run at a bad step, with everything as it was before it."""
+        self._bad_steps.forget_last()
+        self._optimizer.iterations.assign(step - 1)
+        path = Path(self._options.output_dir) / f"bad_step-{step}.npz"
+        if is_chief(self._strategy):
+            if float(totals["steps"]) > 0.0:
+                reports.store(step - 1, self._figures(totals, step - 1))
+            if step > 1 and step - 1 not in self._state.steps():
+                self._state.save(step - 1)
+            path = save_batch(self._options.output_dir, step, self._batches_from, self._num_workers)
+        left_out = self._bad_steps.limit
+        raise ValueError(
+            f"The loss or a gradient became NaN or infinite at step {step}"
+            + (f", after {left_out} such steps were left out (--max_bad_steps={left_out})" if left_out else "")
+            + f". The step was not taken. What was before it is saved, its batch is in {path}, and the same command "
+            "comes to it again at once; docs/reliability.md tells how to look into it. To leave such steps out and go "
+            f"on, add --max_bad_steps={left_out + 10}. If they are many, lower --learning_rate, raise "
+            "--num_warmup_steps or use --dtype=float32, in another --output_dir."
+        )
+
     def _evaluate_now(self, step: int, reports: Reports) -> bool:
         """Evaluates and tells; says whether it is the best so far."""
         figures = self._evaluate()
@@ -245,6 +332,11 @@ class _Loop:
         """Weights that are the best before the state, and what they replace after it: one of both is always there."""
         if not is_chief(self._strategy):
             return
+        if (is_best or is_saved) and RunRecord(self._options.output_dir).load() is None:
+            raise ValueError(
+                f"{self._options.output_dir} was removed while the run was going on, or its train_state/run.json was: "
+                f"step {step} is not saved. Start it again."
+            )
         if is_best:
             self._best.save()
         if is_best or is_saved:
@@ -267,14 +359,14 @@ class _Loop:
     def _figures(self, totals, step: int) -> dict[str, float]:
         """Means since the last report; fetching them waits for the device."""
         totals = {name: float(value) for name, value in totals.items()}
-        loss = totals["loss"] / totals["steps"]
-        if not math.isfinite(loss):
-            first = step - int(totals["steps"]) + 1
-            raise ValueError(
-                f"The loss became {loss} between step {first} and step {step}; nothing of that was saved. Lower "
-                "--learning_rate, raise --num_warmup_steps or use --dtype=float32, in another --output_dir."
-            )
-        figures = {"loss": loss} | self._task.figures(totals)
+        figures = {}
+        if totals["steps"]:  # else all of them were left out
+            loss = totals["loss"] / totals["steps"]
+            if not math.isfinite(loss):  # with an optimizer that leaves no step out
+                raise ValueError(f"The loss became {loss} before step {step}; nothing of that was saved.")
+            figures = {"loss": loss} | self._task.figures(totals)
+        if self._bad_steps.limit:
+            figures["bad_steps"] = self._bad_steps.found()[0]
         return figures | {"learning_rate": _learning_rate(self._optimizer, step - 1)}
 
 

@@ -32,13 +32,22 @@ class DynamicLossScale:
         """What is infinite stays so, and the optimizer leaves such a step out."""
         return [gradient / self._factor for gradient in gradients]
 
-    def update(self, gradients) -> None:
-        """Counts a step. In a replica, with its own gradients: it asks the others about theirs."""
+    def can_fall(self):
+        """Whether there is a lower factor to try, bool []."""
+        return self._factor > 1.0
+
+    def update(self, gradients, is_counted) -> None:
+        """Counts a step. In a replica, with its own gradients: it asks the others about theirs.
+
+        Args:
+            gradients: unscaled.
+            is_counted: whether it is the factor that decides if they are finite, bool [], the same in all replicas.
+        """
         overflows = [tf.reduce_any(~tf.math.is_finite(gradient)) for gradient in gradients]
         count = tf.cast(tf.reduce_any(tf.stack(overflows)), tf.float32)
         overflowed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, count) > 0.0
         grows = self._good_steps + 1 >= self._growth_steps
         factor = tf.where(overflowed, self._factor / 2.0, tf.where(grows, self._factor * 2.0, self._factor))
         good_steps = tf.where(overflowed | grows, 0, self._good_steps + 1)
-        self._factor.assign(tf.maximum(factor, 1.0))
-        self._good_steps.assign(good_steps)
+        self._factor.assign(tf.where(is_counted, tf.maximum(factor, 1.0), self._factor))
+        self._good_steps.assign(tf.where(is_counted, good_steps, self._good_steps))

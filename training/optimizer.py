@@ -5,12 +5,26 @@ Both quirks of the original that later versions "fixed" are kept, each with a sw
 
 import re
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 # Variables that are not pulled towards zero, by their path: the original's list.
 NO_DECAY = ("LayerNorm", "layer_norm", "bias")
+
+
+class StepSize(NamedTuple):
+    """How far a step goes, the same for all variables: numbers, or tensors [] where a step may be left out.
+
+    One that is left out has the rate 0, keeps all of the moments and takes nothing of the gradient.
+    """
+
+    rate: Any
+    beta_1: Any  # how much is kept of the moments
+    beta_2: Any
+    taken_1: Any  # how much is taken of the gradient, and of its square: 1 - beta, before it is rounded
+    taken_2: Any
 
 
 @keras.saving.register_keras_serializable(package="bert")
@@ -37,7 +51,8 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         layerwise_lr_decay: the learning rate of each block of the encoder is that of the block above it times this;
             the embeddings are below the lowest. The pooler and the head have the full rate.
         skip_nonfinite: leave everything as it is where a gradient is infinite or NaN, as happens in float16. It is the
-            global norm that tells, so this needs `global_clipnorm`.
+            global norm that tells, so this needs `global_clipnorm`. Whoever wants to know of it, or to leave out more,
+            sets `decide`: from whether the norm is finite to whether the step is taken, both bool [].
     """
 
     slot_names = ("adam_m", "adam_v")
@@ -59,8 +74,8 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         **kwargs,
     ):
         super().__init__(learning_rate=learning_rate, global_clipnorm=global_clipnorm, name=name, **kwargs)
-        if skip_nonfinite and (global_clipnorm is None or clip_each_replica):
-            raise ValueError("skip_nonfinite needs a global_clipnorm, and the gradients clipped after they are summed.")
+        if skip_nonfinite and global_clipnorm is None:
+            raise ValueError("skip_nonfinite needs a global_clipnorm: it is the norm that tells.")
         self.weight_decay_rate = weight_decay_rate
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -70,6 +85,7 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         self.clip_each_replica = clip_each_replica
         self.layerwise_lr_decay = layerwise_lr_decay
         self.skip_nonfinite = skip_nonfinite
+        self.decide = lambda is_finite: is_finite
 
     def build(self, variables):
         if self.built:
@@ -90,18 +106,13 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             state |= {f"{path}/{slot}": v for path, v in zip(self.variable_paths, variables, strict=True)}
         return state
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient, variable, learning_rate: StepSize):
         # One op goes over gradient, moments and weights once; as separate operations they are read a dozen times.
         index = self._get_variable_index(variable)
         adam_m, adam_v = self.adam_m[index], self.adam_v[index]
-        rate = tf.cast(learning_rate, variable.dtype) * self.rate_scales[index]
-        beta_1, beta_2 = (tf.constant(beta, rate.dtype) for beta in (self.beta_1, self.beta_2))
+        size = StepSize(*(tf.cast(number, variable.dtype) for number in learning_rate))
+        rate = size.rate * self.rate_scales[index]
         gradient = tf.cast(gradient, variable.dtype)
-        if self.skip_nonfinite:  # a step that moves nothing, neither moments nor weights
-            is_skipped = _is_nan(gradient)
-            gradient = tf.where(is_skipped, tf.zeros_like(gradient), gradient)
-            rate = tf.where(is_skipped, tf.zeros_like(rate), rate)
-            beta_1, beta_2 = (tf.where(is_skipped, tf.ones_like(beta), beta) for beta in (beta_1, beta_2))
         power_1, power_2 = self._powers(variable.dtype)
         # The op weighs g^2 with what beta_2 in float32 leaves to 1, which is 0.00099999 and not 0.001. This scales v as
         # a whole, by so little, and is undone where v is used.
@@ -116,8 +127,8 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
             beta1_power=power_1,
             beta2_power=power_2,
             lr=rate * lost,
-            beta1=beta_1,
-            beta2=beta_2,
+            beta1=size.beta_1,
+            beta2=size.beta_2,
             # The op corrects v outside of the sum with epsilon. This is what makes it the published formula again.
             epsilon=self.epsilon * lost * tf.sqrt(1.0 - power_2),
             grad=gradient,
@@ -133,22 +144,48 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         super().apply([_dense(gradient) for gradient in grads], trainable_variables)
 
-    # Keras clips before it sums over replicas. These two hooks move the clipping behind the sum.
+    # Keras clips, then sums over replicas, and takes every step. Here the sum is clipped, unless told otherwise, and
+    # the norm that this takes says whether to take the step: finding that out costs nothing.
 
     def _clip_gradients(self, grads):
-        return self._clipped(grads) if self.clip_each_replica else grads
+        return grads
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        grads_and_vars = super()._all_reduce_sum_gradients(grads_and_vars)
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        variables = [v.value if isinstance(v, keras.Variable) else v for v in trainable_variables]
         if self.clip_each_replica:
-            return grads_and_vars
-        gradients, variables = zip(*grads_and_vars, strict=True)
-        return list(zip(self._clipped(gradients), variables, strict=True))
+            grads, is_finite = self._clipped(grads)
+            is_finite = in_all_replicas(is_finite)
+        grads = [gradient for gradient, _ in self._all_reduce_sum_gradients(list(zip(grads, variables, strict=True)))]
+        if not self.clip_each_replica:
+            grads, is_finite = self._clipped(grads)
+        tf.__internal__.distribute.interim.maybe_merge_call(
+            self._distributed_tf_update_step,
+            self._distribution_strategy,
+            list(zip(grads, variables, strict=True)),
+            self._step_size(learning_rate, is_finite, variables[0].dtype),
+        )
 
-    def _clipped(self, gradients) -> list[tf.Tensor]:
+    def _clipped(self, gradients) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Clipped gradients, and whether all of them are finite, bool []."""
+        gradients = list(gradients)
         if not self.global_clipnorm:
-            return list(gradients)
-        return tf.clip_by_global_norm(list(gradients), self.global_clipnorm)[0]
+            return gradients, tf.constant(True)
+        norm = tf.linalg.global_norm(gradients)
+        is_finite = tf.math.is_finite(norm)
+        if not self.skip_nonfinite:
+            return tf.clip_by_global_norm(gradients, self.global_clipnorm, use_norm=norm)[0], is_finite
+        scale = self.global_clipnorm * tf.minimum(1.0 / norm, 1.0 / self.global_clipnorm)
+        scale = tf.where(is_finite, scale, 0.0)
+        return [tf.math.multiply_no_nan(gradient, tf.cast(scale, gradient.dtype)) for gradient in gradients], is_finite
+
+    def _step_size(self, learning_rate, is_finite, dtype) -> StepSize:
+        whole = StepSize(learning_rate, self.beta_1, self.beta_2, 1.0 - self.beta_1, 1.0 - self.beta_2)
+        if not self.skip_nonfinite:
+            return whole
+        is_taken = self.decide(is_finite)
+        nothing = StepSize(0.0, 1.0, 1.0, 0.0, 0.0)
+        pairs = zip(whole, nothing, strict=True)
+        return StepSize(*(tf.where(is_taken, tf.cast(a, dtype), tf.cast(b, dtype)) for a, b in pairs))
 
     def get_config(self):
         return super().get_config() | {
@@ -177,17 +214,14 @@ class Lamb(AdamWeightDecay):
     def __init__(self, *args, bias_correction: bool = True, name: str = "lamb", **kwargs):
         super().__init__(*args, bias_correction=bias_correction, name=name, **kwargs)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient, variable, learning_rate: StepSize):
         index = self._get_variable_index(variable)
         adam_m, adam_v = self.adam_m[index], self.adam_v[index]
         gradient = tf.cast(gradient, variable.dtype)
-        learning_rate = tf.cast(learning_rate, variable.dtype) * self.rate_scales[index]
+        size = StepSize(*(tf.cast(number, variable.dtype) for number in learning_rate))
 
-        m = self.beta_1 * adam_m + (1.0 - self.beta_1) * gradient
-        v = self.beta_2 * adam_v + (1.0 - self.beta_2) * tf.square(gradient)
-        if self.skip_nonfinite:
-            is_skipped = _is_nan(gradient)
-            m, v = tf.where(is_skipped, adam_m, m), tf.where(is_skipped, adam_v, v)
+        m = size.beta_1 * adam_m + size.taken_1 * gradient
+        v = size.beta_2 * adam_v + size.taken_2 * tf.square(gradient)
         self.assign(adam_m, m)
         self.assign(adam_v, v)
         power_1, power_2 = self._powers(variable.dtype)
@@ -195,9 +229,7 @@ class Lamb(AdamWeightDecay):
         if self.decays[index]:
             update += self.weight_decay_rate * variable
             update *= _trust(variable, update)
-        if self.skip_nonfinite:
-            update = tf.where(is_skipped, tf.zeros_like(update), update)
-        self.assign_sub(variable, learning_rate * update)
+        self.assign_sub(variable, size.rate * self.rate_scales[index] * update)
 
 
 OPTIMIZERS = {"adamw": AdamWeightDecay, "lamb": Lamb}
@@ -260,9 +292,10 @@ def _trust(variable, update):
     return tf.where(is_defined, tf.math.divide_no_nan(weight_norm, update_norm), 1.0)
 
 
-def _is_nan(gradient):
-    """Whether a step is to be skipped: where one gradient is infinite or NaN, clipping has made all of them NaN."""
-    return tf.math.is_nan(tf.reshape(gradient, [-1])[0])
+def in_all_replicas(condition):
+    """Whether something, bool [], is so in each replica; asked in each of them."""
+    failed = tf.cast(~condition, tf.float32)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, failed) == 0.0
 
 
 def _dense(gradient):

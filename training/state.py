@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,16 @@ class TrainState:
         output_dir: the directory of the run; states are in `train_state/` in it.
         variables: name -> variable, all that has to be the same after a restart; `global_step` among them.
         keep: how many states to keep, the newest ones.
+        may_lack: names of variables that keep their value where a state has none of them.
     """
 
-    def __init__(self, output_dir: str | Path, variables: Mapping[str, Any], keep: int = 5):
+    def __init__(
+        self, output_dir: str | Path, variables: Mapping[str, Any], keep: int = 5, may_lack: Collection[str] = ()
+    ):
         self.directory = Path(output_dir) / "train_state"
         self._variables = variables
         self._keep = keep
+        self._may_lack = may_lack
 
     def save(self, step: int) -> None:
         """Writes the state of a step: aside, then moved into place; then lets go of the oldest."""
@@ -59,6 +63,8 @@ class TrainState:
         """Sets all variables from the newest whole state and says its step; None where there is none yet."""
         step, values = self.newest()
         if step is not None:
+            lacking = {name: variable for name, variable in self._variables.items() if name in self._may_lack}
+            values = {name: keras.ops.convert_to_numpy(variable) for name, variable in lacking.items()} | values
             self._check(values, self.prefix(step))
             for name, variable in self._variables.items():
                 variable.assign(values[name])
@@ -149,9 +155,22 @@ class RunRecord:
         except FileNotFoundError:
             return (self.load() or {}).get("num_train_steps", 0)
 
-    def check(self, flags: Mapping[str, Any]) -> None:
-        """Raises where a flag has another value than in the run that is there."""
-        before, now = self.load() or {}, json.loads(json.dumps(dict(flags)))  # in JSON a tuple is a list
+    def check(self, flags: Mapping[str, Any], at_default: Collection[str] = ()) -> None:
+        """Raises where a flag has another value than in the run that is there.
+
+        Args:
+            flags: name -> value.
+            at_default: names of those that have their default. A run that does not know such a flag was started before
+                there was one, and so as if it had its default.
+        """
+        before, now = self.load(), json.loads(json.dumps(dict(flags)))  # in JSON a tuple is a list
+        if before is None:
+            raise ValueError(
+                f"{self._path.parent} holds states of a run, but no {self._path.name} that tells its flags: somebody "
+                "has removed it, or all of the directory while the run was going on. Remove the rest of it to start "
+                "anew, or use another --output_dir, with --init_checkpoint for the weights."
+            )
+        before |= {name: now[name] for name in at_default if name in now and name not in before}
         old_replicas, replicas = before.pop("replicas", None), now.pop("replicas", None)
         if old_replicas != replicas:
             logging.getLogger(__name__).warning(
@@ -182,7 +201,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             differences += [f"in --{name}, {difference.removeprefix('--')}" for difference in _differences(old, new)]
         elif old != new:
             flag = name if " " in name else f"--{name}"  # not all that decides is a flag
-            differences.append(f"{flag} was {old!r} and is {new!r} now")
+            was = f"was {old!r}" if name in before else "was not there yet"
+            differences.append(f"{flag} {was} and is {new!r} now")
     return differences
 
 
@@ -190,6 +210,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def locked(output_dir: str | Path):
     """Holds an output directory, so that two runs do not write into it at once. The lock goes with the process."""
     path = Path(output_dir) / _LOCK
+    check_writable(path.parent, "output_dir")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         try:
@@ -217,8 +238,12 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """See `write_text`."""
     aside = path.with_name(f".{path.name}.part")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:  # of a disk that is full: half a file would only fill it more
+        aside.unlink(missing_ok=True)
+        raise

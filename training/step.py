@@ -10,11 +10,14 @@ import contextlib
 from typing import Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from modeling.functions import compiled_by_xla
+from training.bad_steps import BadSteps
 from training.graphs import gradients_not_kept
 from training.loss_scale import DynamicLossScale
+from training.optimizer import in_all_replicas
 
 
 class Task(Protocol):
@@ -48,6 +51,7 @@ class TrainStep:
         loss_scale: for float16.
         jit_compile: compile with XLA. With one replica the step is compiled as a whole, with several all but the sum
             over replicas and the update. TPUs compile in any case.
+        bad_steps: hears of steps that are not finite, if the optimizer leaves them out.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class TrainStep:
         parts: int = 1,
         loss_scale: DynamicLossScale | None = None,
         jit_compile: bool = False,
+        bad_steps: BadSteps | None = None,
     ):
         self._strategy = strategy
         self._model = model
@@ -70,6 +75,10 @@ class TrainStep:
         self._loss_scale = loss_scale
         is_on_cpu = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
         self._elementwise = compiled_by_xla if is_on_cpu and not jit_compile else contextlib.nullcontext
+        with strategy.scope():
+            self._bad_steps = bad_steps or BadSteps()
+        if optimizer.skip_nonfinite:
+            optimizer.decide = lambda is_finite: self._bad_steps.is_taken(is_finite, optimizer.iterations + 1)
         self._replica_step = self.replica_step
         if jit_compile and strategy.num_replicas_in_sync == 1:
             self._replica_step = tf.function(self.replica_step, jit_compile=True)
@@ -78,12 +87,18 @@ class TrainStep:
 
     @tf.function(reduce_retracing=True)
     def run(self, iterator, num_steps) -> dict[str, tf.Tensor]:
-        """Takes `num_steps` batches from `iterator` without coming back to Python; gives sums over all of them."""
+        """Takes `num_steps` batches from `iterator` without coming back to Python; gives sums over all of them.
+
+        Of steps that were left out, those with a loss that is not finite do not count, nor does any after the last.
+        """
         totals = dict.fromkeys((*self._task.measures, "loss", "steps"), tf.constant(0.0))
         for _ in tf.range(num_steps):
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
             measured = summed(self._strategy, self._task, measured)
             measured |= {"loss": self._task.loss(measured, measured), "steps": tf.constant(1.0)}
+            if self._optimizer.skip_nonfinite:
+                is_counted = tf.math.is_finite(measured["loss"]) & self._bad_steps.is_going()
+                measured = {name: tf.where(is_counted, value, 0.0) for name, value in measured.items()}
             totals = {name: totals[name] + measured[name] for name in totals}
         return totals
 
@@ -104,7 +119,10 @@ class TrainStep:
         gradients, sums = self._gradients(batch, all_counts, seed)
         if self._loss_scale:
             gradients = self._loss_scale.unscale(gradients)
-            self._loss_scale.update(gradients)
+            # What is wrong with the loss itself no factor will mend.
+            is_finite_loss = in_all_replicas(tf.math.is_finite(self._task.loss(sums, all_counts)))
+            self._bad_steps.excuse(is_finite_loss & self._loss_scale.can_fall())
+            self._loss_scale.update(gradients, is_finite_loss & self._bad_steps.is_going())
         pairs = zip(gradients, self._model.trainable_variables, self._is_reached, strict=True)
         gradients, variables = zip(*((g, v) for g, v, is_reached in pairs if is_reached), strict=True)
         self._optimizer.apply(list(gradients), list(variables))
@@ -135,7 +153,9 @@ class TrainStep:
                 loss = self._task.loss(sums, all_counts)
                 if self._loss_scale:
                     loss = self._loss_scale.scale(loss)
-            gradients = tape.gradient(loss, variables)
+            # The gradients of a loss that is not finite may well be: with this factor they are not.
+            one = tf.where(tf.math.is_finite(loss), tf.ones_like(loss), np.nan)
+            gradients = tape.gradient(loss, variables, output_gradients=one)
         # Known as soon as this is traced. Variables outside the loss are left alone, weight decay included.
         self._is_reached = [gradient is not None for gradient in gradients]
         return [

@@ -1,0 +1,126 @@
+"""Scripts in processes that start at once: forks of one that has imported all that they import.
+
+Importing TensorFlow takes seconds, and a run that is killed twenty times would spend most of its time on it. A fork is
+safe as long as TensorFlow has computed nothing, since its threads start with its first operation. The fork then runs
+the script from its first line on, as `python script.py` does; flags are defined in it, and not before.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+from tests.scripts import ROOT
+
+_SERVER = """
+    import json, os, runpy, sys
+    import keras, numpy, tensorflow, tqdm
+    import modeling.checkpoint, modeling.models, serving.saved_model, serving.services, tasks.pretraining
+    import tasks.sentence_classifier, tasks.sentence_data, tasks.sentence_results, training.evaluation, training.loop
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "poll" in asked:
+            pid, status = os.waitpid(asked["poll"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+            continue
+        pid = os.fork()
+        if pid:
+            print(pid, flush=True)
+            continue
+        said = os.open(asked["said"], os.O_WRONLY | os.O_APPEND)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        os.environ.update(asked["environment"])
+        sys.argv = asked["command"]
+        exec(asked["before"], {})
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        break
+    else:
+        os._exit(0)  # nothing was computed here: there is nothing to clear up
+"""
+
+
+class Warm:
+    """Starts scripts."""
+
+    def __init__(self):
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_SERVER)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def ask(self, question: dict):
+        self._server.stdin.write(json.dumps(question) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def start(self, script: str, *flags: str, before: str = "", **environment: str) -> "Running":
+        """See `tests.scripts.start`."""
+        descriptor, said = tempfile.mkstemp()
+        os.close(descriptor)
+        command = [script, *map(str, flags)]
+        question = {"command": command, "before": textwrap.dedent(before), "said": said, "environment": environment}
+        return Running(self, self.ask(question), Path(said))
+
+    def run(self, script: str, *flags: str, code: int = 0, before: str = "", **environment: str) -> str:
+        return self.start(script, *flags, before=before, **environment).finish(code)
+
+    def close(self) -> None:
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+
+
+class Running:
+    """A script that was started."""
+
+    def __init__(self, warm: Warm, pid: int, said: Path):
+        self._warm = warm
+        self._pid = pid
+        self._said = said
+        self._code = None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self._code is None:
+            self._code = self._warm.ask({"poll": self._pid})
+        return self._code
+
+    def said(self) -> str:
+        return self._said.read_text(encoding="utf-8", errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._pid, number)
+
+    def wait_for(self, condition, timeout: float = 120) -> None:
+        """Waits until something is so, or it has ended."""
+        deadline = time.monotonic() + timeout
+        while not condition() and self.poll() is None:
+            assert time.monotonic() < deadline, f"It did not come to that. It said:\n{self.said()}"
+            time.sleep(0.01)
+
+    def finish(self, code: int = 0, timeout: float = 300) -> str:
+        """Waits for it, sees that it ended with `code`, and gives what it said."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.send_signal(signal.SIGKILL)
+                raise AssertionError(f"Still running after {timeout} s. It said:\n{self.said()}")
+            time.sleep(0.02)
+        said = self.said()
+        self._said.unlink()
+        assert self._code == code, f"Ended with {self._code} instead of {code}. It said:\n{said}"
+        return said
