@@ -1,0 +1,94 @@
+"""Where the time of a training step goes: kinds of operations, one after the other, beside a plain product of matrices.
+
+    python -m benchmarks.profile_step --model=12x768 --batch=8x128
+
+One operation runs at a time, on all cores, so that each row is what that kind costs by itself; a real step overlaps
+them, and is shorter than their sum.
+"""
+
+import collections
+import os
+import tempfile
+from pathlib import Path
+
+from absl import flags
+
+import command_line
+
+_MODEL = flags.DEFINE_string("model", "12x768", "Layers x hidden size.")
+_BATCH = flags.DEFINE_string("batch", "8x128", "Sequences x pieces.")
+_STEPS = flags.DEFINE_integer("steps", 5, "How many steps to look at.", lower_bound=1)
+
+# Kinds of operations, by the names of TensorFlow's kernels; what has no kind is told by its name.
+_KINDS = {
+    "products with weights": ("_MklMatMul", "_MklNativeFusedMatMul", "_MklEinsum", "MatMul", "Einsum"),
+    "products of attention": ("_MklBatchMatMulV2", "BatchMatMulV2"),
+    "gelu and LayerNorm (XLA)": ("XlaLaunch", "_XlaRun", "StatefulPartitionedCall", "PartitionedCall"),
+    "random bits": ("StatelessRandomUniformFullIntV2",),
+    "optimizer": ("ResourceApplyAdam", "L2Loss", "MulNoNan", "AssignVariableOp"),
+    "biases": ("BiasAdd", "BiasAddGrad"),
+    "transposes": ("_MklTranspose", "Transpose"),
+}
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+
+
+def sizes(flag) -> tuple[int, int]:
+    try:
+        first, second = map(int, flag.value.split("x"))
+    except ValueError:
+        raise ValueError(f"--{flag.name}={flag.value} should be two numbers, like {flag.default}.") from None
+    return first, second
+
+
+def milliseconds_by_kind(directory: str, steps: int) -> dict[str, float]:
+    """Of the operations that a profile saw, a step."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    [path] = Path(directory).rglob("*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    found: collections.Counter = collections.Counter()
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                name, _, operation = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                if name and "#" not in operation:  # "place in the model:operation"
+                    found[_KIND_OF.get(operation, operation)] += event.duration_ps / 1e9 / steps
+    return dict(found.most_common())
+
+
+def main() -> None:
+    (layers, hidden), (rows, length) = sizes(_MODEL), sizes(_BATCH)
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # one operation at a time
+    command_line.load_tensorflow()
+    import tensorflow as tf
+
+    from benchmarks.peers.ours_training import Training
+    from benchmarks.peers.shapes import pretraining_batch, released, training_gflop
+    from benchmarks.peers.worker import best_gflops
+
+    config, predictions = released(layers, hidden), length * 20 // 128
+    training = Training(config, jit_compile=False)
+    batch = pretraining_batch(config, rows, length, predictions)
+    batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+    training.run(batches, 3)
+    matrix = tf.random.stateless_normal([2048, 2048], seed=[1, 1])
+    plain = best_gflops(lambda: tf.matmul(matrix, matrix).numpy(), rounds=5)
+    seconds = min(training.run(batches, 1) for _ in range(_STEPS.value))
+    with tempfile.TemporaryDirectory() as directory:
+        tf.profiler.experimental.start(directory)
+        training.run(batches, _STEPS.value)
+        tf.profiler.experimental.stop()
+        found = milliseconds_by_kind(directory, _STEPS.value)
+    gflop = training_gflop(config, rows, length, predictions)
+    print(f"A step of {gflop:.0f} GFLOP takes {1e3 * seconds:.0f} ms with one operation at a time.")
+    print(
+        f"A product of 2048 x 2048 runs at {plain:.0f} GFLOP/s; at that speed it would be {1e3 * gflop / plain:.0f} ms."
+    )
+    print("| | ms |\n|---|---|")
+    for kind, time in found.items():
+        if time > 1.0:
+            print(f"| {kind} | {time:.0f} |")
+
+
+if __name__ == "__main__":
+    command_line.run(main)
