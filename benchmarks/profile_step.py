@@ -23,7 +23,7 @@ _STEPS = flags.DEFINE_integer("steps", 5, "How many steps to look at.", lower_bo
 _KINDS = {
     "products with weights": ("_MklMatMul", "_MklNativeFusedMatMul", "_MklEinsum", "MatMul", "Einsum"),
     "products of attention": ("_MklBatchMatMulV2", "BatchMatMulV2"),
-    "gelu and LayerNorm (XLA)": ("XlaLaunch", "_XlaRun", "StatefulPartitionedCall", "PartitionedCall"),
+    "gelu and LayerNorm, by XLA": ("ExecuteAsyncOnStream",),
     "random bits": ("StatelessRandomUniformFullIntV2",),
     "optimizer": ("ResourceApplyAdam", "L2Loss", "MulNoNan", "AssignVariableOp"),
     "biases": ("BiasAdd", "BiasAddGrad"),
@@ -50,8 +50,9 @@ def milliseconds_by_kind(directory: str, steps: int) -> dict[str, float]:
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
-                name, _, operation = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                if name and "#" not in operation:  # "place in the model:operation"
+                # "place/in/the/model:operation", and XLA as a whole; everything else is within or around these.
+                place, _, operation = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                if "/" in place or operation == "ExecuteAsyncOnStream":
                     found[_KIND_OF.get(operation, operation)] += event.duration_ps / 1e9 / steps
     return dict(found.most_common())
 
