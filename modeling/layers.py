@@ -47,7 +47,7 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, x):
         """[..., H] -> [..., H]."""
-        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)  # [H]
+        gamma, beta = (tf.cast(weight, self.wide_dtype) for weight in (self.gamma, self.beta))  # [H]
         normed = layer_norm(tf.cast(x, self.wide_dtype), gamma, beta, self.epsilon)
         return tf.cast(normed, self.compute_dtype)
 
