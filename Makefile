@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN := $(BIN)/python
 # What the classifiers of quickstart have in common.
 PACKAGES := --task_name=custom --data_dir=quickstart/packages --do_train --do_eval --num_train_epochs=4 \
-  --learning_rate=5e-4 --seed=1 --batching=bucketed --eval_batch_size=64 --train_batch_size=32
+  --learning_rate=3e-4 --bias_correction --seed=1 --batching=bucketed --eval_batch_size=64 --train_batch_size=32
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -36,7 +36,8 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	  --text='If [MASK], the default value is used.'
 	$(RUN) run_fill_mask.py --text='He looked at her [MASK] said nothing.' --text='They had been there for a long [MASK].'
 	@echo "6. Fine-tuning: which of six packages is a sentence from? The same classifier, from the model of step 4, from random"
-	@echo "   weights, and from the model of novels. By chance, eval_accuracy would be 0.17."
+	@echo "   weights, and from the model of novels. By chance, eval_accuracy would be 0.17. Pre-training is ahead after these four"
+	@echo "   epochs; with --num_train_epochs=10 random weights catch up with the model of step 4, which has read for a minute or two."
 	$(RUN) run_classifier.py $(PACKAGES) --init_checkpoint=quickstart/model --output_dir=quickstart/classifier
 	$(RUN) run_classifier.py $(PACKAGES) --bert_config_file=examples/quickstart_config.json --vocab_file=quickstart/vocab.txt \
 	  --output_dir=quickstart/from_random
