@@ -40,13 +40,3 @@ def test_it_fills_in_what_grammar_asks_for(fill_mask):
 def test_the_script_uses_it_by_default():
     said = run("run_fill_mask.py", "--text=He looked at her [MASK] said nothing.", "--top_k=3")
     assert "and" in said.split("\n   ")[1]
-
-
-@pytest.mark.parametrize("name", ["mlm_nsp", "mlm", "ltr"])
-def test_the_encoders_of_the_ablation_are_there(name):
-    checkpoint = read_checkpoint(ROOT / "pretrained" / "ablation" / name)
-    assert (checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size) == (2, 128)
-    assert checkpoint.config.max_position_embeddings == 128
-    assert checkpoint.config.attention == ("causal" if name == "ltr" else "bidirectional")
-    positions = checkpoint.variables["bert/embeddings/position_embeddings"]
-    np.testing.assert_array_equal(positions[:32], positions[96:])
