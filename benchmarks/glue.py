@@ -44,9 +44,10 @@ def run(name: str, checkpoint: str, task: str) -> Path:
         *(sys.executable, "run_classifier.py", "--do_train", "--do_eval", "--batching=bucketed", "--seed=1"),
         *(f"--task_name={task}", f"--data_dir={Path(_DATA_DIR.value) / task}", f"--output_dir={output_dir}"),
         *(f"--num_trials={_NUM_TRIALS.value}", f"--num_train_epochs={_EPOCHS.value}", "--eval_batch_size=64"),
-        *(f"--learning_rate={_LEARNING_RATE.value}", f"--max_seq_length={_MAX_SEQ_LENGTH.value}", *_EXTRA.value),
+        *(f"--learning_rate={_LEARNING_RATE.value}", f"--max_seq_length={_MAX_SEQ_LENGTH.value}"),
         *("--keep_checkpoint_max=1", "--save_checkpoints_steps=100000", "--train_batch_size=32"),
         *(start if is_random else [f"--init_checkpoint={path}"]),
+        *_EXTRA.value,  # last, so that they win
     ]
     subprocess.run(command, check=True)
     write_text(output_dir / "done", "")

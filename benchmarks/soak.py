@@ -1,18 +1,22 @@
 """Whether anything grows: pre-training, evaluation and the Python classes over and over again in one process.
 
     python -m benchmarks.soak --minutes=30
+    python -m benchmarks.soak --minutes=30 --new_models
 
-A round is a run of the training loop in a new directory (a new model, twelve steps, states, two evaluations), an
-evaluation from its checkpoint, and questions to a classifier and to a fill-mask model that live as long as the process.
+One run of the training loop goes on and on. A round is twelve steps, three states, an evaluation, and questions to a
+classifier and to a fill-mask model. With --new_models a round is a run of its own: a new model in a new directory,
+twelve steps, two evaluations, one more from its checkpoint, and the questions.
 After each round the process is measured: resident memory, file descriptors, threads. Each column of the end compares
 the median of the second fifth of all rounds, when everything has been loaded and traced once, with that of the last.
 """
 
+import contextlib
 import os
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +25,7 @@ from absl import flags
 import command_line
 
 _MINUTES = flags.DEFINE_float("minutes", 30.0, "How long to go on.", lower_bound=0.01)
+_NEW_MODELS = flags.DEFINE_bool("new_models", False, "Whether each round trains a model of its own.")
 _WORDS = [
     a + b for a in ("ba", "de", "fi", "go", "lu", "na", "pe", "ro", "su", "ti") for b in ("n", "r", "s", "t", "k")
 ]
@@ -78,20 +83,40 @@ class Soak:
         self._fill_mask = FillMask(PretrainingModel(self._config), tokenizer)
         self._num_rounds = 0
 
+    def go_on(self, is_over: Callable[[], bool]) -> list[Usage]:
+        """One run, until it is over."""
+        found: list[Usage] = []
+
+        def after_evaluation() -> None:
+            self._ask()
+            found.append(Usage.now())
+            if len(found) % 100 == 0:
+                print(f"{len(found)} rounds: {found[-1]}", flush=True)
+            if is_over():
+                raise _Over
+
+        with contextlib.suppress(_Over):
+            self._train(str(self._directory / "run"), 10**9, _STEPS, after_evaluation)
+        return found
+
     def round(self) -> Usage:
-        output_dir = self._directory / f"round_{self._num_rounds}"
+        """A run of its own."""
+        output_dir = str(self._directory / f"round_{self._num_rounds}")
         self._num_rounds += 1
-        self._train_and_evaluate(str(output_dir))
+        self._train(output_dir, _STEPS, _STEPS // 2)
+        self._ask()
+        return Usage.now()
+
+    def _ask(self) -> None:
         for _ in range(20):
             texts = [self._text() for _ in range(self._rng.randint(1, 40))]
             assert len(self._classifier.predict(texts)) == len(texts)
             assert len(self._fill_mask([f"[MASK] {text}" for text in texts])) == len(texts)
-        return Usage.now()
 
     def _text(self) -> str:
         return " ".join(self._rng.choices(_WORDS, k=self._rng.randint(1, _LENGTH - 3)))
 
-    def _train_and_evaluate(self, output_dir: str) -> None:
+    def _train(self, output_dir: str, num_steps: int, eval_every_steps: int, after_evaluation=lambda: None) -> None:
         import functools
 
         import tensorflow as tf
@@ -106,14 +131,30 @@ class Soak:
         model, optimizer = PretrainingModel(self._config, seed=1), AdamWeightDecay(1e-3)
         optimizer.build(model.trainable_variables)
         batches = functools.partial(self._input.evaluation_batches, 8)
-        evaluate = Evaluator(strategy, model, task, batches, num_steps=4)
+        evaluator = Evaluator(strategy, model, task, batches, num_steps=4)
+
+        def evaluate() -> dict[str, float]:
+            figures = evaluator()
+            after_evaluation()
+            return figures
+
         options = LoopOptions(
-            output_dir, _STEPS, 8, _LENGTH, seed=1, save_every_steps=4, log_every_steps=4, eval_every_steps=_STEPS // 2
+            output_dir,
+            num_steps,
+            8,
+            _LENGTH,
+            seed=1,
+            save_every_steps=4,
+            log_every_steps=4,
+            eval_every_steps=eval_every_steps,
         )
         batches = functools.partial(self._input.training_batches, 8, 1)
         train(strategy, model, task, optimizer, batches, options, {}, {}, evaluate=evaluate)
-        step = load_latest(model, output_dir)
-        write_results(output_dir, step, evaluate())
+        write_results(output_dir, load_latest(model, output_dir), evaluator())
+
+
+class _Over(Exception):
+    """Ends a run that would not end by itself."""
 
 
 def _write_records(directory: Path, rng: random.Random) -> str:
@@ -144,10 +185,12 @@ def soak(minutes: float) -> list[Usage]:
     from training.memory import keep_freed_memory
 
     keep_freed_memory()  # as the scripts do
-    found: list[Usage] = []
     deadline = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as directory:
         loop = Soak(Path(directory))
+        if not _NEW_MODELS.value:
+            return loop.go_on(lambda: time.monotonic() > deadline)
+        found: list[Usage] = []
         while time.monotonic() < deadline or len(found) < 10:
             found.append(loop.round())
             if len(found) % 10 == 0:
@@ -166,7 +209,8 @@ def main() -> None:
     found = soak(_MINUTES.value)
     early, late = early_and_late(found)
     rounds = len(found) * 3 / 5  # between the middles of the two fifths
-    print(f"{len(found)} rounds of {_STEPS} steps, 3 evaluations and 40 questions in {_MINUTES.value:g} minutes")
+    a_round = f"{_STEPS} steps, {3 if _NEW_MODELS.value else 1} evaluation(s) and 40 questions"
+    print(f"{len(found)} rounds of {a_round} in {_MINUTES.value:g} minutes")
     print("| | second fifth | last fifth | a round |\n|---|---|---|---|")
     for name, before, after in zip(Usage._fields, early, late, strict=True):
         print(f"| {name} | {before:.0f} | {after:.0f} | {(after - before) / rounds:+.3f} |")

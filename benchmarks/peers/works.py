@@ -85,7 +85,7 @@ def training(name: str, batch_size: int, seq_length: int, quick: bool) -> Work:
             Goal("a product of matrices, FLOP/s", at_least=0.9, figure="of_matmul", unit="of its FLOP/s"),
             Goal("transformers, peak memory", at_most=1.0, against=transformers[:1], figure="peak_mb", unit="MB"),
         ),
-        turns=Turns(count=3 if quick else 8, wanted=2 if quick else 3),
+        turns=Turns(count=3 if quick else 1024 // seq_length, wanted=2 if quick else 3),
     )
 
 
@@ -235,7 +235,7 @@ def _pretraining_materials(inputs: Inputs, num_steps: int) -> tuple[Way, str, li
 
 def _fed(inputs: Inputs, quick: bool) -> tuple[Way, dict, tuple[Way, ...]]:
     """What makes records, what reads them, and the fastest model here, which trains on them."""
-    materials, _, files = _pretraining_materials(inputs, 50 if quick else 1000)
+    materials, _, files = _pretraining_materials(inputs, 50 if quick else 600)
     settings = {"records": files} | _PRETRAINING
     ways = tuple(
         Way(name, "ours_training:fed_step", settings | {"config": _TINY, "jit_compile": jit_compile})
@@ -253,7 +253,7 @@ def input_pipeline(inputs: Inputs, quick: bool) -> Work:
         unit="sequences/s",
         ours=(Way("records to batches", "ours_training:input_pipeline", settings),),
         goals=(Goal("the fastest model here", at_least=5.0, against=fed),),
-        turns=Turns(count=100 if quick else 400),
+        turns=Turns(count=40 if quick else 200),
         materials=materials,
     )
 
@@ -267,7 +267,7 @@ def input_wait(inputs: Inputs, quick: bool) -> Work:
         unit="sequences/s",
         ours=fed,
         goals=(Goal("share of time that steps wait", at_most=0.01, figure="wait_share", unit="of the time"),),
-        turns=Turns(count=50 if quick else 200),
+        turns=Turns(count=40 if quick else 200),
         materials=materials,
     )
 
@@ -330,7 +330,7 @@ def builder_memory(inputs: Inputs, quick: bool) -> Work:
 
 def pretraining(inputs: Inputs, quick: bool) -> Work:
     """held-out loss against time, 2 layers of 128, the same records and first weights: transformers"""
-    num_steps, every = (50, 25) if quick else (1000, 50)
+    num_steps, every = (50, 25) if quick else (600, 50)
     materials, directory, files = _pretraining_materials(inputs, num_steps)
     shared = {"start": f"{directory}/start", "batch_size": 32, "learning_rate": 1e-3, "evaluate_every": every}
     of_ours = shared | {"config": _TINY, "records": files, "heldout": f"{directory}/heldout.tfrecord"} | _PRETRAINING
@@ -348,7 +348,7 @@ def pretraining(inputs: Inputs, quick: bool) -> Work:
             for name, jit_compile in (("ours, XLA", True), ("ours", False))
         ),
         goals=(Goal("transformers", at_most=0.7, against=transformers, compare=ratio_of_times_to_loss),),
-        turns=Turns(count=num_steps, wanted=1 if quick else 2, spare=2),
+        turns=Turns(count=num_steps, wanted=1, spare=2),
         lower_is_better=True,
         materials=materials,
     )

@@ -20,6 +20,7 @@ def files(directory):
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_records(warm, disk, golden):
     small = disk(300)
     made = {"input_file": golden / "sample_text.txt", "vocab_file": golden / "vocab.txt"}
@@ -37,6 +38,7 @@ def test_records(warm, disk, golden):
     assert len(files(small)["a.tfrecord"]) > 10 * len(before["a.tfrecord"])
 
 
+@pytest.mark.slow
 def test_checkpoints(warm, disk, flags, tmp_path):
     warm.run(PRETRAINING, *spell(**flags))
     small = disk(600)

@@ -73,8 +73,8 @@ def test_the_run_ends_before_the_step(tmp_path, weight, steps_per_call):
 
 @pytest.mark.parametrize(
     "how",
-    [{"optimizer": "adamw"}, {"optimizer": "lamb"}, {"dtype": "mixed_float16"}],
-    ids=["adamw", "lamb", "float16"],
+    [{"optimizer": "adamw"}, {"optimizer": "lamb"}, {"dtype": "mixed_float16"}, {"jit_compile": True}],
+    ids=["adamw", "lamb", "float16", "XLA"],
 )
 def test_steps_are_left_out_up_to_a_number(tmp_path, capsys, how):
     bad = {2: np.nan, 7: np.inf, 8: np.nan}

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import logging
 import os
 import random
 import shutil
@@ -224,6 +225,15 @@ def test_both_transports_agree(ports):
         for name in ("label", "text_bytes"):
             assert ours[name] == theirs[name]
         assert ours["probabilities"] == [pytest.approx(row, abs=1e-7) for row in theirs["probabilities"]]
+
+
+@TRANSPORTS
+def test_no_text_is_logged(client, caplog, capfd):
+    """Neither what is asked nor what is answered, whether it goes well or not."""
+    caplog.set_level(logging.DEBUG)
+    client.predict({"text": ["somebody's private words"]})
+    _refused(client, {"text": ["somebody's private words"], "nonsense": ["somebody's private words"]})
+    assert "private" not in caplog.text + "".join(capfd.readouterr())
 
 
 def test_needs_one_address():
