@@ -42,6 +42,7 @@ class Service(tf.Module):
         # not find them.
         self._network = lambda batch: model(batch, training=False)
         self._weights = [variable.value for variable in model.variables]
+        self._lengths = tf.constant(rounded_lengths(self.config.max_position_embeddings))
 
     def keep_weights(self, used: Iterable[tf.Variable]) -> None:
         """Lets go of weights that no graph uses, such as the pooler where every token has a label."""
@@ -104,15 +105,18 @@ class Service(tf.Module):
         count, length = tf.unstack(tf.shape(batch["input_ids"]))
         # Of the last token that counts, since nothing says that a mask begins with its ones.
         ends = tf.reduce_max(tf.where(batch["input_mask"] > 0, tf.range(length) + 1, 1), axis=1)  # [B]
+        ends = tf.gather(self._lengths, tf.searchsorted(self._lengths, ends))
         order = tf.argsort(ends)
         ends = tf.gather(ends, order)  # from the shortest row to the longest
+        width = tf.maximum(length, ends[-1])
+        batch = {name: tf.pad(ids, [[0, 0], [0, width - length]]) for name, ids in batch.items()}
 
         def run_part(number, first, results):
             num_tokens = tf.range(1, count - first + 1) * ends[first:]  # of the next row, of the next two, …
             last = first + tf.maximum(tf.searchsorted(num_tokens, [_TOKENS_AT_ONCE], side="right")[0], 1) - 1
             rows, longest = order[first : last + 1], ends[last]
             told = self.run({name: tf.gather(ids, rows)[:, :longest] for name, ids in batch.items()})
-            told = [self._fill_up(name, told[name], length) for name in self.outputs]
+            told = [self._fill_up(name, told[name], width) for name in self.outputs]
             results = [result.write(number, value) for result, value in zip(results, told, strict=True)]
             return number + 1, last + 1, results
 
@@ -123,19 +127,42 @@ class Service(tf.Module):
         *_, results = tf.while_loop(
             lambda number, first, results: first < count, run_part, (0, 0, empty), parallel_iterations=1
         )
-        places = tf.math.invert_permutation(order)
+        places = tf.math.invert_permutation(order)[:num_rows]
+        answers = {name: tf.gather(result.concat(), places) for name, result in zip(self.outputs, results, strict=True)}
         return {
-            name: tf.ensure_shape(tf.gather(result.concat(), places), spec.shape)[:num_rows]
-            for (name, spec), result in zip(self.outputs.items(), results, strict=True)
+            name: tf.ensure_shape(answer[:, :length] if self._is_of_tokens(name) else answer, self.outputs[name].shape)
+            for name, answer in answers.items()
         }
+
+    def _is_of_tokens(self, name: str) -> bool:
+        """Whether an output has something to say of each token."""
+        shape = self.outputs[name].shape
+        return shape.rank >= 2 and shape[1] is None
 
     def _fill_up(self, name: str, told: tf.Tensor, length) -> tf.Tensor:
         """Zeros behind what was not run, so that all parts are as long as the batch."""
-        shape = self.outputs[name].shape
-        if shape.rank < 2 or shape[1] is not None:
+        if not self._is_of_tokens(name):
             return told
-        paddings = [[0, 0], [0, length - tf.shape(told)[1]]] + [[0, 0]] * (shape.rank - 2)
+        paddings = [[0, 0], [0, length - tf.shape(told)[1]]] + [[0, 0]] * (told.shape.rank - 2)
         return tf.pad(told, paddings)
+
+
+def rounded_lengths(most: int) -> list[int]:
+    """Lengths to which sequences are filled up: every fourth up to 64, then eight to each doubling, and the most.
+
+    What computes on CPUs (oneDNN) prepares itself for each new shape, which takes time, and keeps that, which takes
+    memory. With any length a server would meet thousands of shapes; so, some hundreds.
+
+    Example:
+        >>> rounded_lengths(80)
+        [4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 72, 80]
+    """
+    lengths = []
+    length = 4
+    while length < most:
+        lengths.append(length)
+        length += max(4, 2 ** (length.bit_length() - 1) // 8)
+    return [*lengths, most]
 
 
 def parse_examples(serialized: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -19,6 +19,7 @@ from serving import saved_model
 from serving.blanks import BlankService, BlankSettings
 from serving.choices import ChoiceService
 from serving.sentences import SentenceService
+from serving.service import rounded_lengths
 from serving.vectors import VectorService, VectorSettings
 from tasks.choice_predictor import ChoicePredictor
 from tasks.choices import ChoiceSettings
@@ -186,6 +187,32 @@ def test_512_rows_of_1_to_512_pieces():
         alone = ask(text=tf.constant(texts[row : row + 1]))["probabilities"].numpy()
         np.testing.assert_allclose(together[row : row + 1], alone, atol=1e-5)
     assert len({row.tobytes() for row in together}) > 400
+
+
+def test_a_server_meets_few_shapes(monkeypatch):
+    """oneDNN keeps what it has prepared for each: were there as many as there are texts, memory would not be flat."""
+    tokenizer = FullTokenizer(vocab=VOCAB, do_lower_case=True)
+    config = BertConfig(**CONFIG.to_dict() | {"max_position_embeddings": 500})
+    service = SentenceService(
+        SentenceModel(config, 3, seed=3), tokenizer, SentenceSettings("single_label", LABELS, True, 500)
+    )
+    shapes = set()
+
+    def run(batch):
+        shapes.add(tuple(batch["input_ids"].shape))
+        rows = tf.zeros([len(batch["input_ids"]), 3])
+        return {"logits": rows, "probabilities": rows}
+
+    monkeypatch.setattr(service, "run", run)  # not within a graph, so it is called for each part
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        texts = ["a " * length for length in (2 ** rng.uniform(0, 9.5, rng.integers(1, 33))).astype(int)]
+        assert service.answer(text=tf.constant(texts))["probabilities"].shape == (len(texts), 3)
+    lengths = rounded_lengths(500)
+    assert {length for _, length in shapes} <= set(lengths)
+    assert all(rows * length <= 512 for rows, length in shapes)
+    assert lengths[-1] == 500 and len(lengths) < 45
+    assert all(after - before <= max(4, before // 8) for before, after in zip([0, *lengths], lengths, strict=False))
 
 
 def test_tokens_and_examples():
