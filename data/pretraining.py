@@ -8,10 +8,13 @@ import bisect
 import dataclasses
 import random
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from data.tokenization import FullTokenizer, to_unicode, vocab_size
+
+
+_LONGEST = (1 << 16) - 1  # of a sequence: a place in one fits into two bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,8 @@ class InstanceOptions:
                 f"--max_seq_length must be at least 5, room for two tokens beside [CLS] and two [SEP], but is "
                 f"{self.max_seq_length}."
             )
+        if self.max_seq_length > _LONGEST:
+            raise ValueError(f"--max_seq_length must be at most {_LONGEST}, but is {self.max_seq_length}.")
         if not 1 <= self.max_predictions_per_seq <= self.max_seq_length:
             raise ValueError(
                 f"--max_predictions_per_seq must be between 1 and --max_seq_length ({self.max_seq_length}), but is "
@@ -68,11 +73,11 @@ class Pieces(NamedTuple):
 class Instance(NamedTuple):
     """Two runs of sentences, [CLS] a [SEP] b [SEP], with some pieces masked."""
 
-    tokens: list[int]
+    tokens: Sequence[int]
     b_start: int  # where the second segment starts
     is_random_next: bool
-    masked_lm_positions: list[int]
-    masked_lm_ids: list[int]
+    masked_lm_positions: Sequence[int]
+    masked_lm_ids: Sequence[int]
 
 
 class Corpus:
@@ -117,8 +122,8 @@ class Corpus:
 class Instances:
     """Instances side by side in one array: two or four bytes a number instead of an object."""
 
-    def __init__(self, num_ids: int, max_seq_length: int):
-        self._numbers = _ids_array(max(num_ids, max_seq_length + 1))
+    def __init__(self, num_ids: int):
+        self._numbers = _ids_array(num_ids)
         self._starts = array("Q", [0])
         self._order = array("Q")
 
@@ -139,16 +144,18 @@ class Instances:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Instance]:
+        numbers, starts = self._numbers, self._starts
         for index in self._order:
-            numbers = self._numbers[self._starts[index] : self._starts[index + 1]].tolist()
-            tokens_end = 3 + numbers[0]
-            labels_start = (tokens_end + len(numbers)) // 2
+            start, end = starts[index], starts[index + 1]
+            length, b_start, is_random_next = numbers[start : start + 3]
+            positions = start + 3 + length
+            labels = (positions + end) // 2
             yield Instance(
-                numbers[3:tokens_end],
-                numbers[1],
-                bool(numbers[2]),
-                numbers[tokens_end:labels_start],
-                numbers[labels_start:],
+                numbers[start + 3 : positions],
+                b_start,
+                bool(is_random_next),
+                numbers[positions:labels],
+                numbers[labels:end],
             )
 
 
@@ -164,7 +171,7 @@ def create_instances(
         rng: where every random choice comes from.
         on_document: called with the number of instances after each document of each pass, to show progress.
     """
-    instances = Instances(len(pieces.continues), options.max_seq_length)
+    instances = Instances(len(pieces.continues))
     documents = list(range(corpus.num_documents))
     shuffle(documents, rng)
     for _ in range(1 if options.masking == "dynamic" else options.dupe_factor):
@@ -248,45 +255,43 @@ def _truncated(a_start, a_end, b_start, b_end, is_random_next: bool, max_tokens:
 
 
 def _instance(corpus: Corpus, pair: _Pair, pieces: Pieces, options: InstanceOptions, rng: random.Random) -> Instance:
-    tokens = [
-        pieces.cls,
-        *corpus.tokens[pair.a_start : pair.a_end],
-        pieces.sep,
-        *corpus.tokens[pair.b_start : pair.b_end],
-        pieces.sep,
-    ]
+    # Arrays all the way: a list would make a Python number of each id, and back.
+    tokens = _ids_array(len(pieces.continues), (pieces.cls,))
+    tokens += corpus.tokens[pair.a_start : pair.a_end]
+    tokens.append(pieces.sep)
+    tokens += corpus.tokens[pair.b_start : pair.b_end]
+    tokens.append(pieces.sep)
     b_start = pair.a_end - pair.a_start + 2
     if options.masking == "dynamic":
         return Instance(tokens, b_start, pair.is_random_next, [], [])
-    masked, positions, labels = _masked(tokens, b_start, pieces, options, rng)
-    return Instance(masked, b_start, pair.is_random_next, positions, labels)
+    positions, labels = _mask(tokens, b_start, pieces, options, rng)
+    return Instance(tokens, b_start, pair.is_random_next, positions, labels)
 
 
-def _masked(tokens: list[int], b_start: int, pieces: Pieces, options: InstanceOptions, rng: random.Random):
-    """Hides some tokens: 80% behind [MASK], 10% behind a random piece, 10% not at all.
+def _mask(tokens: array, b_start: int, pieces: Pieces, options: InstanceOptions, rng: random.Random):
+    """Hides some of the tokens: 80% behind [MASK], 10% behind a random piece, 10% not at all.
 
-    Returns the tokens, the positions in rising order, and what stood there.
+    Returns the positions in rising order, and what stood there.
     """
     num_to_predict = min(options.max_predictions_per_seq, max(1, int(round(len(tokens) * options.masked_lm_prob))))
     candidates = [*range(1, b_start - 1), *range(b_start, len(tokens) - 1)]
     if options.do_whole_word_mask:
-        positions = _whole_words(_words(tokens, candidates, pieces.continues), num_to_predict, rng)
+        chosen = _whole_words(_words(tokens, candidates, pieces.continues), num_to_predict, rng)
     else:
-        shuffle(candidates, rng)
-        positions = candidates[:num_to_predict]
+        chosen = first_of_shuffled(candidates, num_to_predict, rng)
 
+    positions = sorted(chosen)
+    labels = [tokens[position] for position in positions]
     draw = rng.random
-    masked = list(tokens)
-    for position in positions:  # in the order they were chosen, which is the order of the draws
+    for position in chosen:  # in the order they were chosen, which is the order of the draws
         if draw() < 0.8:
-            masked[position] = pieces.mask
+            tokens[position] = pieces.mask
         elif draw() >= 0.5:
-            masked[position] = pieces.random[randint(0, len(pieces.random) - 1, rng)]
-    positions.sort()
-    return masked, positions, [tokens[position] for position in positions]
+            tokens[position] = pieces.random[randint(0, len(pieces.random) - 1, rng)]
+    return positions, labels
 
 
-def _words(tokens: list[int], candidates: list[int], continues: bytes) -> list[list[int]]:
+def _words(tokens: Sequence[int], candidates: list[int], continues: bytes) -> list[list[int]]:
     """Positions grouped into words.
 
     A quirk of the original stays: where the front of the second segment was cut inside a word, its first piece
@@ -323,24 +328,41 @@ def randint(first: int, last: int, rng: random.Random) -> int:
     return first + value
 
 
-# (index, bits of a draw up to it) from the far end to the front, as a shuffle of up to 1024 items goes.
-_SHUFFLE_STEPS = [(index, (index + 1).bit_length()) for index in range(1023, 0, -1)]
-
-
 def shuffle(items, rng: random.Random) -> None:
-    """`rng.shuffle(items)`, the same draws at three times the speed: half of the time would go into it."""
+    """`rng.shuffle(items)`, the same draws at three times the speed."""
     draw = rng.getrandbits
-    if len(items) <= 1024:
-        steps = _SHUFFLE_STEPS[1024 - len(items) :] if len(items) > 1 else []
-    else:
-        steps = ((index, (index + 1).bit_length()) for index in range(len(items) - 1, 0, -1))
-    for index, bits in steps:
+    for index, bits in _shuffle_steps(len(items)):
         other = draw(bits)
         while other > index:
             other = draw(bits)
         items[index], items[other] = items[other], items[index]
 
 
-def _ids_array(size: int) -> array:
-    """An array for numbers below `size`: two bytes each where that is enough."""
-    return array("H" if size <= 1 << 16 else "I")
+def first_of_shuffled(items: list, count: int, rng: random.Random) -> list:
+    """`rng.shuffle(items); items[:count]`, the same draws; nothing is put into places that nobody looks at."""
+    count = min(count, len(items))
+    draw = rng.getrandbits
+    for index, bits in _shuffle_steps(len(items), count):
+        other = draw(bits)
+        while other > index:
+            other = draw(bits)
+        items[other] = items[index]
+    first = items[:count]
+    shuffle(first, rng)
+    return first
+
+
+# (index, bits of a draw up to it), from the far end to the front.
+_SHUFFLE_STEPS = [(index, (index + 1).bit_length()) for index in range(1023, 0, -1)]
+
+
+def _shuffle_steps(length: int, last: int = 1) -> Iterable[tuple[int, int]]:
+    """What a shuffle of so many items goes through, down to the index `last`."""
+    if length <= 1024:
+        return _SHUFFLE_STEPS[1024 - length : 1024 - last]
+    return ((index, (index + 1).bit_length()) for index in range(length - 1, last - 1, -1))
+
+
+def _ids_array(num_ids: int, values: Iterable[int] = ()) -> array:
+    """An array of ids, and of lengths and positions: two bytes each where that is enough."""
+    return array("H" if num_ids <= 1 << 16 else "I", values)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import random
 import time
@@ -196,15 +197,15 @@ class RecordEncoder:
     def __init__(self, options: InstanceOptions, num_ids: int):
         self._options = options
         self._encoder = ExampleEncoder(max(num_ids, options.max_seq_length))
+        # Most features follow from a length or two, and come again and again.
+        self._shape_features = functools.lru_cache(1 << 14)(self._encode_shape)
+        self._weights = functools.cache(self._encode_weights)
 
     def __call__(self, instance: Instance) -> bytes:
         length, encoder = len(instance.tokens), self._encoder
-        padding = self._options.max_seq_length - length
         features = [
-            encoder.numbers("input_ids", instance.tokens, padding),
-            encoder.repeated("input_mask", (1, length), (0, padding)),
-            encoder.repeated("segment_ids", (0, instance.b_start), (1, length - instance.b_start), (0, padding)),
-            encoder.repeated("next_sentence_labels", (int(instance.is_random_next), 1)),
+            encoder.numbers("input_ids", instance.tokens, self._options.max_seq_length - length),
+            self._shape_features(length, instance.b_start, instance.is_random_next),
         ]
         if self._options.masking == "static":
             count = len(instance.masked_lm_positions)
@@ -212,9 +213,20 @@ class RecordEncoder:
             features += [
                 encoder.numbers("masked_lm_positions", instance.masked_lm_positions, unused),
                 encoder.numbers("masked_lm_ids", instance.masked_lm_ids, unused),
-                encoder.ones("masked_lm_weights", count, unused),
+                self._weights(count),
             ]
         return encoder.example(*features)
+
+    def _encode_shape(self, length: int, b_start: int, is_random_next: bool) -> bytes:
+        encoder, padding = self._encoder, self._options.max_seq_length - length
+        return (
+            encoder.repeated("input_mask", (1, length), (0, padding))
+            + encoder.repeated("segment_ids", (0, b_start), (1, length - b_start), (0, padding))
+            + encoder.repeated("next_sentence_labels", (int(is_random_next), 1))
+        )
+
+    def _encode_weights(self, count: int) -> bytes:
+        return self._encoder.ones("masked_lm_weights", count, self._options.max_predictions_per_seq - count)
 
 
 def run_jobs(jobs: Sequence[Job], num_workers: int = 1) -> list[Result]:

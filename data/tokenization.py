@@ -93,7 +93,7 @@ class FullTokenizer:
         longest_first = sorted(self.never_split, key=len, reverse=True)
         self._never_split_pattern = re.compile("|".join(map(re.escape, longest_first))) if never_split else None
         self._max_piece_chars = max(map(len, self.vocab))
-        self._ids_of_chunk = _Cache(lambda chunk: self._cut_chunk(chunk).ids)
+        self._ids_of_chunk = _Cache(self._chunk_ids)
         self._pieces_of_chunk = _Cache(self._cut_chunk)
         self._pieces_of_word = _Cache(self._cut_word)
 
@@ -123,6 +123,15 @@ class FullTokenizer:
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         return [self.inv_vocab[index] for index in ids]
+
+    def _chunk_ids(self, chunk: str) -> tuple[int, ...]:
+        """`_cut_chunk(chunk).ids`; sooner for nearly all of English, where nobody asks for offsets."""
+        if self._never_split_pattern or not _PLAIN_TEXT.fullmatch(chunk):
+            return self._cut_chunk(chunk).ids
+        ids: list[int] = []
+        for word in _PLAIN_WORD.findall(chunk.lower() if self.do_lower_case else chunk):
+            ids += self._pieces_of_word[word].ids
+        return tuple(ids)
 
     def _cut_chunk(self, chunk: str) -> _Pieces:
         ids, starts, ends = [], [], []
