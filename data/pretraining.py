@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from data.tokenization import FullTokenizer, to_unicode, vocab_size
 
-
 _LONGEST = (1 << 16) - 1  # of a sequence: a place in one fits into two bytes
 
 
@@ -76,8 +75,8 @@ class Instance(NamedTuple):
     tokens: Sequence[int]
     b_start: int  # where the second segment starts
     is_random_next: bool
-    masked_lm_positions: Sequence[int]
-    masked_lm_ids: Sequence[int]
+    masked_lm_positions: list[int]
+    masked_lm_ids: list[int]
 
 
 class Corpus:
@@ -144,18 +143,16 @@ class Instances:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Instance]:
-        numbers, starts = self._numbers, self._starts
         for index in self._order:
-            start, end = starts[index], starts[index + 1]
-            length, b_start, is_random_next = numbers[start : start + 3]
-            positions = start + 3 + length
-            labels = (positions + end) // 2
+            numbers = self._numbers[self._starts[index] : self._starts[index + 1]].tolist()
+            tokens_end = 3 + numbers[0]
+            labels_start = (tokens_end + len(numbers)) // 2
             yield Instance(
-                numbers[start + 3 : positions],
-                b_start,
-                bool(is_random_next),
-                numbers[positions:labels],
-                numbers[labels:end],
+                numbers[3:tokens_end],
+                numbers[1],
+                bool(numbers[2]),
+                numbers[tokens_end:labels_start],
+                numbers[labels_start:],
             )
 
 

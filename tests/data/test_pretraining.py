@@ -26,13 +26,15 @@ def corpus_of(*documents):
 
 
 @settings(derandomize=True, deadline=None)
-@given(seed=st.integers(0, 1000), size=st.integers(0, 3000))
-def test_draws_are_those_of_python(seed, size):
+@given(seed=st.integers(0, 1000), size=st.integers(0, 3000), count=st.integers(0, 40))
+def test_draws_are_those_of_python(seed, size, count):
     ours, python = random.Random(seed), random.Random(seed)
     items, expected = list(range(size)), list(range(size))
     pretraining.shuffle(items, ours)
     python.shuffle(expected)
     assert items == expected
+    python.shuffle(expected)
+    assert pretraining.first_of_shuffled(items, max(count, 1), ours) == expected[: max(count, 1)]
     assert pretraining.randint(3, 3 + size, ours) == python.randint(3, 3 + size)
     assert ours.getstate() == python.getstate()
 
