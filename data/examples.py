@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.quoting import shown
+from data.quoting import checked_text, shown
 from data.tables import SUFFIXES, Row, read_table
 
 Label = str | float | tuple[str, ...] | None
+
+# Of float32, in which losses are computed.
+_LARGEST_NUMBER = 3.4028234e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Columns:
 
 def single_label(value: Any) -> str:
     """The name of a class, as a table tells it."""
-    if value is None or (name := str(value).strip()) == "":
+    if value is None or (name := checked_text(value).strip()) == "":
         raise ValueError("the label is empty")
     return name
 
@@ -61,9 +64,11 @@ def number_label(value: Any) -> float:
     """A number to predict."""
     try:
         number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
     except (TypeError, ValueError):
         raise ValueError(f"the label {shown(value)} is not a number") from None
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST_NUMBER:
         raise ValueError(f"the label {shown(value)} is not a finite number")
     return number
 
@@ -72,8 +77,8 @@ def several_labels(separator: str) -> Callable[[Any], tuple[str, ...]]:
     """Names of classes: a list in JSON, else parted by `separator`; none of them is fine."""
 
     def names(value: Any) -> tuple[str, ...]:
-        parts = value if isinstance(value, list) else str("" if value is None else value).split(separator)
-        return tuple(dict.fromkeys(name for part in parts if (name := str(part).strip())))
+        parts = value if isinstance(value, list) else checked_text("" if value is None else value).split(separator)
+        return tuple(dict.fromkeys(name for part in parts if (name := checked_text(part).strip())))
 
     return names
 
@@ -133,24 +138,26 @@ def _example(row: Row, number: int, columns: Columns, read_label) -> Example:
     text_b = None if columns.text_pair is None else _text(row, columns.text_pair)
     label = None
     if read_label is not None:
-        try:
-            label = read_label(_value(row, columns.label))
-        except BadRow:
-            raise
-        except ValueError as error:
-            raise BadRow(f"{row.place}: {error}. Mend the row, or leave such rows out with --skip_bad_rows.") from None
-    return Example(str(number if columns.id is None else _value(row, columns.id)), text_a, text_b, label, row.place)
+        label = _made(read_label, _value(row, columns.label), row)
+    identity = _made(checked_text, number if columns.id is None else _value(row, columns.id), row)
+    return Example(identity, text_a, text_b, label, row.place)
+
+
+def _made(make: Callable[[Any], Any], value: Any, row: Row) -> Any:
+    try:
+        return make(value)
+    except ValueError as error:
+        raise BadRow(f"{row.place}: {error}. Mend the row, or leave such rows out with --skip_bad_rows.") from None
 
 
 def _text(row: Row, column: str) -> str:
-    value = _value(row, column)
-    text = "" if value is None else str(value)
-    if not text.strip():
-        raise BadRow(
-            f"{row.place}: the text in the column {column!r} is empty. Mend the row, or leave such rows out with "
-            "--skip_bad_rows."
-        )
-    return text
+    def make(value: Any) -> str:
+        text = "" if value is None else checked_text(value)
+        if not text.strip():
+            raise ValueError(f"the text in the column {column!r} is empty")
+        return text
+
+    return _made(make, _value(row, column), row)
 
 
 def _value(row: Row, column: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data.quoting import shown
+from data.quoting import checked_text, shown
 from data.tables import read_table
 
 FORMATS = ("auto", "conll", "jsonl", "klue")
@@ -256,6 +256,11 @@ def _read_spans(path: Path, has_tags: bool) -> Iterator[TaggedText]:
         text = row.values.get("text")
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f'{row.place}: there is no text in the key "text".')
+        try:
+            identity = checked_text(row.values.get("id", number))
+            checked_text(text)
+        except ValueError as error:
+            raise ValueError(f"{row.place}: {error}. Mend the row, or take it out.") from None
         entities = None
         if has_tags:
             if "entities" not in row.values:
@@ -268,13 +273,13 @@ def _read_spans(path: Path, has_tags: bool) -> Iterator[TaggedText]:
                     raise ValueError(
                         f"{row.place}: the entities {shown(tuple(one))} and {shown(tuple(other))} overlap."
                     )
-        yield TaggedText(str(row.values.get("id", number)), text, None, entities, number, row.place)
+        yield TaggedText(identity, text, None, entities, number, row.place)
 
 
 def _span(span, text: str, place: str) -> Entity:
     try:
-        start, end, kind = int(span["start"]), int(span["end"]), str(span["type"])
-    except (KeyError, TypeError, ValueError):
+        start, end, kind = int(span["start"]), int(span["end"]), checked_text(span["type"])
+    except (KeyError, TypeError, ValueError, OverflowError):  # the last one of Infinity
         raise ValueError(
             f'{place}: the entity {shown(span)} should look like {{"start": 0, "end": 5, "type": "person"}}.'
         ) from None

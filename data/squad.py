@@ -86,7 +86,8 @@ def read_questions(path: str | Path, is_training: bool, version_2_with_negative:
         question = _question(context, record, place, version_2_with_negative)
         if question.id in ids:
             raise ValueError(
-                f"{path}: two questions have the id {question.id!r}. Answers are told by id: give each one of its own."
+                f"{path}: two questions have the id {shown(question.id)}. Answers are told by id: give each one of its "
+                "own."
             )
         ids.add(question.id)
         if not context.words:
@@ -115,7 +116,9 @@ class _Notes:
 
     def log(self) -> None:
         for what, ids in self._ids.items():
-            logging.getLogger(__name__).warning("%s: questions %s: %d, e.g. %r.", self._path, what, len(ids), ids[0])
+            logging.getLogger(__name__).warning(
+                "%s: questions %s: %d, e.g. %s.", self._path, what, len(ids), shown(ids[0])
+            )
 
 
 def _records(path: str | Path) -> Iterator[tuple[Context, Mapping[str, Any], str]]:

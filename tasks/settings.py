@@ -29,7 +29,7 @@ class TaskSettings:
             values = json.loads(path.read_text(encoding="utf-8"))
             script = values.pop("script")
             if script != cls.script:
-                raise ValueError(f"it is the model of a {script}, not of a {cls.script}")
+                raise ValueError(f"it is the model of a {str(script)[:60]}, not of a {cls.script}")
             return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
         except FileNotFoundError:
             raise FileNotFoundError(

@@ -1,8 +1,9 @@
 """Files as accidents and enemies leave them: valid ones that something happened to, and bytes that never were one."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,11 +20,14 @@ _ODD = [
     b"99999999999999999999999999",
     b"-1",
     b"1e999",
+    b"-Infinity",
+    b"1" + b"0" * 400,
     b"NaN",
     b"null",
     b"[[]]",
     b"{}",
     b'"',
+    b'"\\ud800"',  # the same half, as JSON can spell it
     b"\r",
     b"\n\n",
     b"\t",
@@ -34,6 +38,10 @@ _ODD = [
     b"\xff" * 16,
     b"../../etc/passwd",
 ]
+
+# Where JSON has a value: others that are JSON, too, for Python at least.
+_OTHER_VALUES = [None, True, -1, 0, 2**60, 10**40, 10**400, 1e308, 0.5, float("nan"), float("inf"), float("-inf")]
+_OTHER_VALUES += ["", "\0", "../x", "\ud800", "a\udfffb", "é" * 99, "x" * 5_000, [], {}, [[]], {"a": 1}, ["\ud800"]]
 
 
 def bounded(examples: int) -> settings:
@@ -78,26 +86,51 @@ def _accident(draw, data: bytes, valid: Sequence[bytes]) -> bytes:
 
 def _with_another_value(draw, data: bytes) -> bytes:
     """JSON that stays JSON, with a value of another type or size somewhere; other data as it is."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        return data
-    places: list[tuple] = []
-
-    def walk(value) -> None:
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            places.append((value, key))
-            if isinstance(inner, (dict, list)):
-                walk(inner)
-
-    if isinstance(content, (dict, list)):
-        walk(content)
+    documents = _documents(data)
+    places = list(_places(documents))
     if not places:
         return data
     holder, key = draw(st.sampled_from(places))
-    others = [None, True, -1, 0, 2**60, 10**40, 1e308, float("nan"), "", "\0", "../x", [], {}, [[]], {"a": 1}, "é" * 99]
-    holder[key] = draw(st.sampled_from(others))
-    return json.dumps(content).encode()
+    holder[key] = draw(st.sampled_from(_OTHER_VALUES))
+    return _dumped(documents)
+
+
+def with_other_values(data: bytes) -> Iterator[bytes]:
+    """JSON with every other value in every place, one at a time, and with lists nested as deep as can be read."""
+    documents = _documents(data)
+    for holder, key in _places(documents):
+        whole = holder[key]
+        for other in _OTHER_VALUES:
+            holder[key] = other
+            yield _dumped(documents)
+        holder[key] = "<here>"
+        before, after = _dumped(documents).split(b'"<here>"')
+        # Python's parser bears so many levels as calls are left: what it just bore may be too much a few calls later.
+        for depth in range(800, 1_000, 4):
+            yield before + b"[" * depth + b"]" * depth + after
+        holder[key] = whole
+
+
+def _documents(data: bytes) -> list[Any]:
+    """What JSON, or lines of JSON, hold; nothing where it is neither."""
+    for parts in ([data], data.splitlines()):
+        try:
+            return [json.loads(part) for part in parts]
+        except (ValueError, RecursionError):
+            continue
+    return []
+
+
+def _dumped(documents: Sequence[Any]) -> bytes:
+    return "\n".join(map(json.dumps, documents)).encode()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Where a value can be replaced: (holder, key)."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from _places(value[key])
 
 
 def refused_properly(read: Callable[[Path], object], path: Path) -> bool:

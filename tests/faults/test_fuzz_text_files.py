@@ -1,5 +1,6 @@
 """Every reader of text files, on files that something happened to: it reads them, or says which file cannot be read."""
 
+import dataclasses
 import gzip
 import json
 
@@ -18,7 +19,7 @@ from data.text_files import read_lines
 from data.tokenization import FullTokenizer, load_vocab
 from modeling.config import BertConfig
 from tasks.sentences import SentenceSettings
-from tests.faults.damage import bounded, damaged, refused_properly
+from tests.faults.damage import bounded, damaged, refused_properly, with_other_values
 
 _ROWS = [{"text": "Ein Satz, “so”", "label": "a", "id": 1}, {"text": "文 \t zwei", "label": "b", "id": 2}]
 _JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _ROWS).encode()
@@ -57,8 +58,13 @@ _METADATA = {
 }
 
 
+def _written(rows) -> None:
+    """As scripts write into bert_task.json and predictions.jsonl what they have read."""
+    json.dumps([dataclasses.asdict(row) for row in rows], ensure_ascii=False).encode()
+
+
 def _examples(read_label):
-    return lambda path: read_examples(path, Columns("text", label="label"), read_label)
+    return lambda path: _written(read_examples(path, Columns("text", label="label"), read_label))
 
 
 def _use_vocab(path):
@@ -74,6 +80,7 @@ READERS = {
     "rows.jsonl": ([_JSONL], _examples(single_label)),
     "rows.json": ([json.dumps(_ROWS).encode()], _examples(several_labels(","))),
     "numbers.csv": ([_CSV], _examples(number_label)),
+    "numbers.jsonl": ([b'{"text": "a", "label": 1}\n{"text": "b", "label": -2.5}\n'], _examples(number_label)),
     "sst.tsv": ([b"sentence\tlabel\nfine .\t1\nbad .\t0\n"], lambda path: read_split(GLUE_TASKS["sst-2"], path, True)),
     "stsb.tsv": (
         [b"index\tsentence1\tsentence2\tscore\n0\ta\tb\t2.5\n"],
@@ -88,7 +95,7 @@ READERS = {
         read_tagged,
     ),
     "klue.tsv": (["## 1\tx\n가\tB-PS\n \tO\n나\tO\n".encode()], read_tagged),
-    "spans.jsonl": ([json.dumps(_SPANS).encode()], read_tagged),
+    "spans.jsonl": ([json.dumps(_SPANS).encode()], lambda path: _written(read_tagged(path))),
     "squad.json": ([json.dumps(_SQUAD).encode()], lambda path: read_questions(path, True, True)),
     "predict.json": ([json.dumps(_SQUAD).encode()], lambda path: read_questions(path, False, False)),
     "swag.csv": ([b",sent1,sent2,ending0,ending1,label\n0,He,goes,home,blue,1\n"], read_choices),
@@ -138,7 +145,20 @@ def test_what_cannot_be_read_is_named(name, tmp_path):
     assert sum(refused) > (0 if is_forgiving else 20)
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if name.endswith((".json", ".jsonl"))])
+_OF_JSON = [name for name in READERS if name.endswith((".json", ".jsonl"))]
+
+
+@pytest.mark.parametrize("name", _OF_JSON)
+def test_any_value_at_any_place(name, tmp_path):
+    valid, read = READERS[name]
+    refused = 0
+    for case in (case for content in valid for case in with_other_values(content)):
+        (tmp_path / name).write_bytes(case)
+        refused += refused_properly(read, tmp_path / name)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("name", _OF_JSON)
 def test_deep_nesting_is_refused(name, tmp_path):
     """What Python's own parser ends with is no ValueError."""
     _, read = READERS[name]

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from data.choices import read_choices
 from data.ner import read_tagged
+from data.squad import read_questions
 from modeling.checkpoint import read_checkpoint
 from modeling.errors import CheckpointError
 from serving.trust import check_harmless
@@ -146,17 +147,28 @@ def test_an_asset_outside_of_its_model_is_refused(tmp_path):
 SECRET = "a private sentence that somebody wrote and nobody else should read in a log, however it came to be there"
 
 
+def squad_json(*questions) -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": " ", "qas": questions}]}]})
+
+
 def test_errors_and_logs_quote_no_more_than_a_few_words(tmp_path, caplog):
     """Of a row that is wrong, enough to find it."""
     caplog.set_level(logging.DEBUG)
     (tmp_path / "a.conll").write_text(f"{SECRET.replace(' ', '_')}\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"context": "x", "endings": SECRET, "label": 0}) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": SECRET, "entities": [SECRET]}) + "\n")
+    question = {"id": SECRET, "question": "Who?", "answers": []}
+    (tmp_path / "twice.json").write_text(squad_json(question, question))
+    (tmp_path / "empty.json").write_text(squad_json(question))
     said = []
-    for read, name in ((read_tagged, "a.conll"), (read_choices, "a.jsonl"), (read_tagged, "b.jsonl")):
+    readers = [(read_tagged, "a.conll"), (read_choices, "a.jsonl"), (read_tagged, "b.jsonl")]
+    readers += [(lambda path: read_questions(path, False, False), "twice.json")]
+    readers += [(lambda path: read_questions(path, True, True), "empty.json")]  # which logs why none is left
+    for read, name in readers:
         with pytest.raises(ValueError, match=name) as raised:
             read(tmp_path / name)
         said.append(str(raised.value))
+    assert caplog.messages
     for message in [*said, *caplog.messages]:
         assert SECRET not in message and SECRET.replace(" ", "_") not in message
         assert "else should" not in message.replace("_", " ")
