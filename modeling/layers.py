@@ -279,9 +279,14 @@ def _recomputed(block: TransformerLayer):
     """`block` as a function that keeps only its input and runs a second time in the backward pass."""
 
     def run(hidden, mask_penalty, seeds):
+        def outputs(hidden, mask_penalty):
+            # Masks of dropout follow from their seeds alone, so TensorFlow would see that the second run needs those of
+            # the first, and keep them: with this, it cannot know that the seeds are the same.
+            with tf.control_dependencies([hidden]):
+                own_seeds = [seed if seed is None else tf.identity(seed) for seed in seeds]
+            return block(hidden, mask_penalty, own_seeds)[0]
+
         # The seeds come in by closure and not as arguments: a gradient tape refuses to watch integers.
-        return tf.recompute_grad(lambda hidden, mask_penalty: block(hidden, mask_penalty, seeds)[0])(
-            hidden, mask_penalty
-        )
+        return tf.recompute_grad(outputs)(hidden, mask_penalty)
 
     return run

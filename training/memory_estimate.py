@@ -9,7 +9,7 @@ from modeling.config import BertConfig
 _HIDDEN_VECTORS = 9.1
 _WIDE_VECTORS = 3.0
 _ATTENTION_ROWS = 1.6
-_BLOCKS_WHILE_RECOMPUTING = 4.0  # what is computed again, its gradients, and what they are made of
+_ATTENTION_ROWS_WHILE_RECOMPUTING = 3.0  # of the one block that is computed again, with its gradients
 _BUFFERS = 150e6  # of everything else
 
 
@@ -42,17 +42,13 @@ def estimate(
     """
     width = 4 if dtype == "float32" else 2
     tokens = -(-batch_size // parts) * seq_length
-    block = tokens * (
-        _HIDDEN_VECTORS * config.hidden_size
-        + _WIDE_VECTORS * config.intermediate_size
-        + _ATTENTION_ROWS * config.num_attention_heads * seq_length
-    )
-    inputs = tokens * config.hidden_size
-    blocks = (
-        _BLOCKS_WHILE_RECOMPUTING * block + config.num_hidden_layers * inputs
-        if recompute
-        else config.num_hidden_layers * block
-    )
+    vectors = tokens * (_HIDDEN_VECTORS * config.hidden_size + _WIDE_VECTORS * config.intermediate_size)
+    attention_row = tokens * config.num_attention_heads * seq_length
+    if recompute:
+        inputs = config.num_hidden_layers * tokens * config.hidden_size
+        blocks = inputs + vectors + _ATTENTION_ROWS_WHILE_RECOMPUTING * attention_row
+    else:
+        blocks = config.num_hidden_layers * (vectors + _ATTENTION_ROWS * attention_row)
     # Scores of the vocabulary, their softmax and their gradient are float32 in any case.
     vocabulary = 3 * 4 * (tokens // seq_length) * predictions * config.vocab_size
     activations = width * blocks + vocabulary
