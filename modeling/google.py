@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from modeling.errors import CheckpointError
+from modeling.tensor_bundle import TensorBundle
 
 CHECKPOINT_NAME = "bert_model.ckpt"
 
@@ -19,16 +20,14 @@ CHECKPOINT_NAME = "bert_model.ckpt"
 def read_variables(path: str | Path, with_optimizer: bool = False) -> dict[str, np.ndarray]:
     """All variables of a checkpoint by name; the state of its optimizer only if asked for."""
     prefix = find_checkpoint(path)
-    reader = _open(prefix)
-    names = sorted(
-        name for name in reader.get_variable_to_shape_map() if with_optimizer or not _is_optimizer_state(name)
-    )
+    bundle = TensorBundle(prefix)
+    names = [name for name in bundle.names if with_optimizer or not _is_optimizer_state(name)]
     if "_CHECKPOINTABLE_OBJECT_GRAPH" in names:
         raise CheckpointError(
             f"{prefix} was written by tf.train.Checkpoint, whose names depend on the program that wrote it. Load it "
             "there, and save its weights in one of the formats of BERT."
         )
-    return {name: _read(reader, name, prefix) for name in names}
+    return {name: bundle.read(name) for name in names}
 
 
 def write_variables(variables: Mapping[str, np.ndarray], prefix: str | Path) -> None:
@@ -121,26 +120,6 @@ def _check_inside(prefix: str, directory: Path) -> None:
             f"{directory / 'checkpoint'} names {prefix}, which is not in {directory}. If you mean that one, "
             "name it yourself."
         )
-
-
-def _open(prefix: str):
-    try:
-        return tf.train.load_checkpoint(prefix)
-    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
-        raise CheckpointError(_damaged(prefix, error)) from error
-
-
-def _read(reader, name: str, prefix: str) -> np.ndarray:
-    try:
-        return reader.get_tensor(name)
-    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
-        raise CheckpointError(_damaged(prefix, error, name)) from error
-
-
-def _damaged(prefix: str, error: Exception, name: str = "") -> str:
-    what = f"{name} in {prefix}" if name else prefix
-    reason = str(error).split("\n")[0]
-    return f"{what} cannot be read: {reason} The file is damaged or cut short: fetch or copy the checkpoint again."
 
 
 def _is_optimizer_state(name: str) -> bool:

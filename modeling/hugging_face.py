@@ -308,7 +308,13 @@ def _check_sums(tensors: Mapping[str, np.ndarray], checksums: str | None, file: 
     """Compares with what was written down when the file was; files of others have nothing to compare with."""
     if checksums is None:
         return
-    expected = json.loads(checksums)
+    try:
+        expected = {name: str(checksum) for name, checksum in json.loads(checksums).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"The checksums in the metadata of {file} are not a JSON object: {error}. Copy the file again, or take "
+            f"{_CHECKSUMS} out of its metadata."
+        ) from error
     for name, tensor in tensors.items():
         was = expected.get(name, "nothing")
         # In another precision they are weights that somebody has changed since, and kept the rest of the header.

@@ -1,6 +1,8 @@
 """Files as accidents and enemies leave them: valid ones that something happened to, and bytes that never were one."""
 
 import json
+import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,38 @@ def _with_another_value(draw, data: bytes) -> bytes:
     holder, key = draw(st.sampled_from(places))
     holder[key] = draw(st.sampled_from(_OTHER_VALUES))
     return _dumped(documents)
+
+
+def accidents(data: bytes, count: int, rng: random.Random) -> list[bytes]:
+    """Bytes flipped, cut, repeated, zeroed; and numbers of 8 bytes that are far too large."""
+    found = []
+    for number in range(count):
+        at, end = rng.randrange(len(data)), rng.randrange(len(data))
+        at, end = min(at, end), max(at, end)
+        kind = number % 6
+        if kind == 0:
+            found.append(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
+        elif kind == 1:
+            found.append(data[:at])
+        elif kind == 2:
+            found.append(data[:end] + data[at:end] + data[end:])
+        elif kind == 3:
+            found.append(data[:at] + bytes(end - at) + data[end:])
+        elif kind == 4:
+            found.append(data[:at] + struct.pack("<Q", 2 ** rng.choice([31, 40, 60, 63])) + data[at + 8 :])
+        else:
+            found.append(data[:at] + rng.randbytes(rng.randrange(1, 40)) + data[end:])
+    return found
+
+
+def inflated(whole: bytes) -> list[bytes]:
+    """Files that are long where others are short, so that what takes the square of a length does not end."""
+    middle, size = len(whole) // 2, 2**18
+    found = [whole * (size // len(whole))]
+    parts = [b",", b"\t", b'"', b" ", b"\n", b"\r", b"9", b"a ", b"##a", b"{", b"[1,", b"\\u0000", "\u202f".encode()]
+    for part in parts:
+        found.append(whole[:middle] + part * (size // len(part)) + whole[middle:])
+    return found
 
 
 def with_other_values(data: bytes) -> Iterator[bytes]:

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from safetensors.numpy import save_file
+from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto, BundleHeaderProto
 
 from data.metadata import RECORDS_PER_BLOCK
 from data.records import CorruptRecords, RecordFiles, RecordFormat, read_block
 from data.tfrecord import AtomicRecordWriter, ExampleEncoder, _masked_crc
-from tests.faults.damage import bounded, damaged, refused_properly
+from modeling import tensor_bundle
+from tests.faults.damage import accidents, bounded, damaged, refused_properly
 from tests.scripts import ROOT
 
 # Reads every directory named on standard input, and says of each whether it was read or why not.
@@ -60,28 +62,6 @@ def read_elsewhere(paths) -> dict[str, tuple[str, str]]:
     return found
 
 
-def accidents(data: bytes, count: int, rng: random.Random) -> list[bytes]:
-    """Bytes flipped, cut, repeated, zeroed; and numbers of 8 bytes that are far too large."""
-    found = []
-    for number in range(count):
-        at, end = rng.randrange(len(data)), rng.randrange(len(data))
-        at, end = min(at, end), max(at, end)
-        kind = number % 6
-        if kind == 0:
-            found.append(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
-        elif kind == 1:
-            found.append(data[:at])
-        elif kind == 2:
-            found.append(data[:end] + data[at:end] + data[end:])
-        elif kind == 3:
-            found.append(data[:at] + bytes(end - at) + data[end:])
-        elif kind == 4:
-            found.append(data[:at] + struct.pack("<Q", 2 ** rng.choice([31, 40, 60, 63])) + data[at + 8 :])
-        else:
-            found.append(data[:at] + rng.randbytes(rng.randrange(1, 40)) + data[end:])
-    return found
-
-
 def check_refused(found, names) -> int:
     """Sees that whatever was refused was refused by us, by name; how many were."""
     refused = [(path, *said) for path, said in found.items() if said[0] != "read"]
@@ -115,6 +95,104 @@ def test_damaged_checkpoints_of_google(golden, tmp_path):
 
 
 @pytest.mark.slow
+def test_false_indices_of_google(golden, tmp_path):
+    """Indices whose checksums fit: whoever wrote them meant it, and TensorFlow's own reader would end the process."""
+    rng = random.Random(3)
+    values = tensor_bundle._read_index((golden / "model" / "bert_model.ckpt.index").read_bytes())
+    names = [name for name in values if name]
+    contents = [index_of(values | {name: false}) for name in names[:1] for false in false_entries(values[name])]
+    contents += [index_of(values | {"": header.SerializeToString()}) for header in false_headers()]
+    for name in ("", names[0], names[-1]):
+        contents += [index_of(values | {name: damage}) for damage in accidents(values[name], 12, rng)]
+    block = block_of(values.items())
+    contents += [table_of(damage) for damage in accidents(block, 60, rng)]
+    contents += [table_of(block, times=100_000), table_of(block_of([("a" * 400 + str(n), b"") for n in range(9)]))]
+    contents += [table_of(block, compression=1), table_of(block, compression=7)]
+    paths = [str(tmp_path / str(number)) for number in range(len(contents) + 1)]
+    for path, content in zip(paths, [index_of(values), *contents], strict=True):
+        write_checkpoint(path, content, golden)
+    found = read_elsewhere(paths)
+    assert found[paths[0]][0] == "read"
+    assert check_refused(found, []) > 100
+    for path, false in zip(paths[1:], false_entries(values[names[0]]), strict=False):
+        assert names[0] in found[path][1], (false, found[path])
+
+
+def write_checkpoint(directory: str, index: bytes, golden) -> None:
+    os.mkdir(directory)
+    prefix = os.path.join(directory, "bert_model.ckpt")
+    os.symlink(golden / "model" / "bert_model.ckpt.data-00000-of-00001", f"{prefix}.data-00000-of-00001")
+    with open(f"{prefix}.index", "wb") as file:
+        file.write(index)
+
+
+def false_entries(whole: bytes) -> list[bytes]:
+    """A variable that has another type, shape or place than its numbers."""
+    changes = [
+        {"dims": dims} for dims in ([-5, 4], [-1, 4], [2**40, 2**40], [1] * 300, [0, 2**62], [2**62, 2**62, 0], [])
+    ]
+    changes += [{"dtype": number} for number in (0, 2, 7, 20, 21, 99, 101)]
+    changes += [{"dtype": 7, "dims": [2**34]}, {"dtype": 7, "dims": [2**34], "size": 2**36}, {"unknown_rank": True}]
+    changes += [{"size": size} for size in (-1, 0, 4, 2**40, 2**63 - 1)]
+    changes += [{"offset": offset} for offset in (-100, 2**40, 2**63 - 1)]
+    changes += [{"shard_id": shard} for shard in (-1, 1, 7, 2**31 - 1)]
+    changes += [{"crc32c": 5}, {"slices": 1}]
+    found = []
+    for change in changes:
+        entry = BundleEntryProto.FromString(whole)
+        for name, value in change.items():
+            if name == "dims":
+                entry.shape.ClearField("dim")
+                for size in value:
+                    entry.shape.dim.add(size=size)
+            elif name == "unknown_rank":
+                entry.shape.unknown_rank = value
+            elif name == "slices":
+                entry.slices.add().extent.add(start=-1, length=2**40)
+            else:
+                setattr(entry, name, value)
+        found.append(entry.SerializeToString())
+    return found
+
+
+def false_headers() -> list[BundleHeaderProto]:
+    return [BundleHeaderProto(num_shards=count) for count in (-1, 0, 2, 2**31 - 1)] + [
+        BundleHeaderProto(num_shards=1, endianness=BundleHeaderProto.BIG)
+    ]
+
+
+def index_of(values: dict[str, bytes]) -> bytes:
+    return table_of(block_of(values.items()))
+
+
+def table_of(block: bytes, times: int = 1, compression: int = 0) -> bytes:
+    """A table of one block, which its index may name again and again."""
+
+    def sealed(content: bytes) -> bytes:
+        content += bytes([compression])
+        return content + _masked_crc(content)
+
+    index = block_of([(f"~{number:06}", varint(0) + varint(len(block))) for number in range(times)])
+    first = sealed(block)
+    handles = varint(0) + varint(len(block)) + varint(len(first)) + varint(len(index))
+    return first + sealed(index) + handles.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+
+
+def block_of(values) -> bytes:
+    """Each key whole, so that every place is one to start searching from."""
+    content, starts = bytearray(), []
+    for key, value in sorted(values):
+        starts.append(len(content))
+        content += varint(0) + varint(len(key.encode())) + varint(len(value)) + key.encode() + value
+    return bytes(content) + struct.pack(f"<{len(starts) + 1}I", *starts, len(starts))
+
+
+def varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+
+@pytest.mark.slow
 def test_damaged_checkpoints_of_hugging_face(tmp_path):
     rng = random.Random(2)
     config = {"vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1} | {
@@ -136,6 +214,9 @@ def test_damaged_checkpoints_of_hugging_face(tmp_path):
     cases += [("model.safetensors", claim(2**60)), ("model.safetensors", claim(100_000_000) + b"[" * 100_000)]
     cases += [("model.safetensors", header({"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}))]
     cases += [("model.safetensors", header({"a": {"dtype": "BF16", "shape": [2**62], "data_offsets": [0, 2**63]}}))]
+    sums = ["[]", "5", "{", '{"a": 3}', '"x"', "[" * 100_000, '{"a":' * 100_000, '{"a": ' + "[" * 900 + "]" * 900 + "}"]
+    tensor = {"bert.embeddings.word_embeddings.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}
+    cases += [("model.safetensors", header({"__metadata__": {"crc32c": text}} | tensor)) for text in sums]
     cases += [("model.safetensors.index.json", content) for content in accidents(index, 30, rng)]
     cases += [("model.safetensors.index.json", b"[" * 100_000)]
     cases += [("model.safetensors.index.json", json.dumps({"weight_map": {"a": value}}).encode()) for value in (3, {})]

@@ -3,6 +3,11 @@
 import dataclasses
 import gzip
 import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -19,7 +24,8 @@ from data.text_files import read_lines
 from data.tokenization import FullTokenizer, load_vocab
 from modeling.config import BertConfig
 from tasks.sentences import SentenceSettings
-from tests.faults.damage import bounded, damaged, refused_properly, with_other_values
+from tests.faults.damage import accidents, bounded, damaged, inflated, refused_properly, with_other_values
+from tests.scripts import ROOT
 
 _ROWS = [{"text": "Ein Satz, “so”", "label": "a", "id": 1}, {"text": "文 \t zwei", "label": "b", "id": 2}]
 _JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _ROWS).encode()
@@ -165,6 +171,45 @@ def test_deep_nesting_is_refused(name, tmp_path):
     for deep in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000):
         (tmp_path / name).write_bytes(deep)
         assert refused_properly(read, tmp_path / name)
+
+
+# Reads every file named on standard input. More memory than 512 MiB, or ten seconds for one of them, would end it.
+_READ_ALL = """
+    import resource, signal, sys
+    from pathlib import Path
+    from tests.faults.damage import refused_properly
+    from tests.faults.test_fuzz_text_files import READERS
+
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))
+    for line in sys.stdin:
+        print(line, end="", flush=True)
+        path = Path(line.strip())
+        signal.alarm(10)
+        refused_properly(READERS[path.name][1], path)
+"""
+
+
+def test_no_file_takes_all_time_or_all_memory(tmp_path):
+    rng = random.Random(4)
+    paths = []
+    for name, (valid, _) in READERS.items():
+        for content in accidents(valid[0], 12, rng) + inflated(valid[0]):
+            paths.append(tmp_path / str(len(paths)) / name)
+            paths[-1].parent.mkdir()
+            paths[-1].write_bytes(content)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_READ_ALL)],
+        input="".join(f"{path}\n" for path in paths),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    begun = [line for line in result.stdout.splitlines() if line.startswith(str(tmp_path))]
+    assert result.returncode == 0, f"{begun[-1:]}: {result.returncode}, {result.stderr[-800:]}"
+    assert len(begun) == len(paths) > 500
 
 
 @bounded(150)
