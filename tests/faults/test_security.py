@@ -9,41 +9,67 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import save_file
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from data.choices import read_choices
 from data.ner import read_tagged
 from data.squad import read_questions
 from modeling.checkpoint import read_checkpoint
+from modeling.config import ACTIVATIONS, BertConfig
 from modeling.errors import CheckpointError
-from serving.trust import check_harmless
+from modeling.models import PretrainingModel
+from serving.trust import HARMLESS_OPS, check_harmless
 from tests.scripts import ROOT
 from tests.serving import tiny_model
 
 ROOMS = ("data", "modeling", "training", "tasks", "serving", "examples", "benchmarks", ".ci")
 SOURCES = [*sorted(ROOT.glob("*.py")), *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))]
-FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"}
-FORBIDDEN_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "torch.load"} | {
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle", "pty"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "runpy.run_path"} | {
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "torch.load",
     "keras.layers.Lambda",
     "tf.keras.layers.Lambda",
     "keras.config.enable_unsafe_deserialization",
     "numpy.lib.format.read_array",
 }
 FORBIDDEN_ARGUMENTS = {("allow_pickle", True), ("shell", True), ("safe_mode", False), ("trust_remote_code", True)}
+SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "cmd", "cmd.exe", "powershell"}
 
 
 def offences(source: str) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        found += [module for module in modules if module.split(".")[0] in FORBIDDEN_MODULES]
+    tree = ast.parse(source)
+    imported = imported_names(tree)
+    found = [whole for whole in imported.values() if whole.split(".")[0] in FORBIDDEN_MODULES]
+    found += [whole for whole in imported.values() if whole in FORBIDDEN_CALLS]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            first, *others = ast.unparse(node.func).split(".")
+            called = ".".join([imported.get(first, first), *others]).removeprefix("builtins.")
             found += [called] if called in FORBIDDEN_CALLS or called.endswith("layers.Lambda") else []
             for keyword in node.keywords:
                 value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
                 if (keyword.arg, value) in FORBIDDEN_ARGUMENTS:
                     found.append(f"{keyword.arg}={value}")
+        if isinstance(node, (ast.List, ast.Tuple)) and node.elts and isinstance(node.elts[0], ast.Constant):
+            program = str(node.elts[0].value).split("/")[-1]
+            found += [program] if program in SHELLS else []
+    return found
+
+
+def imported_names(tree: ast.AST) -> dict[str, str]:
+    """What names stand for in a source: `from os import system as run` -> {"run": "os.system"}."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):  # `import os.path` makes a name "os"
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -56,10 +82,22 @@ def test_no_source_runs_what_a_file_holds():
 @pytest.mark.parametrize(
     "source",
     ["import pickle", "from pickle import load", "np.load(p, allow_pickle=True)", "eval(x)", "os.system(x)"]
-    + ["subprocess.run(x, shell=True)", "yaml.load(f)", "keras.layers.Lambda(f)", "load_model(p, safe_mode=False)"],
+    + ["subprocess.run(x, shell=True)", "yaml.load(f)", "keras.layers.Lambda(f)", "load_model(p, safe_mode=False)"]
+    + ["from os import system", "from os import popen as run\nrun(x)", "import os as o\no.system(x)", "__import__(x)"]
+    + [
+        "subprocess.run(['sh', '-c', x])",
+        "os.execv('/bin/sh', ('/bin/bash', '-c', x))",
+        "import builtins\nbuiltins.eval(x)",
+    ]
+    + ["import pickle as data", "import builtins\nbuiltins.eval(x)", "subprocess.getoutput(x)"],
 )
 def test_that_would_be_seen(source):
     assert offences(source)
+
+
+def test_all_that_is_locked_is_audited():
+    makefile = (ROOT / "Makefile").read_text()
+    assert "/python .ci/audit.py requirements*.lock\n" in makefile
 
 
 @pytest.fixture
@@ -95,35 +133,170 @@ def test_a_checkpoint_file_names_only_its_neighbours(tmp_path, golden, form):
     assert str(tmp_path / "sent" / "checkpoint") in str(raised.value)
 
 
-class Writing(tf.Module):
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def write(self, text):
-        tf.io.write_file("out.txt", text[0])
-        return {"text": text}
+TEXTS = tf.TensorSpec([None], tf.string)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def in_branch(self, text):
-        return {"text": tf.cond(tf.size(text) > 3, lambda: tf.io.read_file(text[0]), lambda: text[0])}
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def save(self, text):
-        tf.raw_ops.SaveV2(prefix=text[0], tensor_names=["a"], shape_and_slices=[""], tensors=[text])
-        return {"text": text}
+def write(text):
+    tf.io.write_file("out.txt", text[0])
+    return {"text": text}
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-    def python(self, text):
-        return {"text": tf.numpy_function(lambda value: value, [text], tf.string)}
+
+def read_in_branch(text):
+    return {"text": tf.cond(tf.size(text) > 3, lambda: tf.io.read_file(text[0]), lambda: text[0])}
+
+
+def save(text):
+    tf.raw_ops.SaveV2(prefix=text[0], tensor_names=["a"], shape_and_slices=[""], tensors=[text])
+    return {"text": text}
+
+
+def restore(text):
+    read = tf.raw_ops.RestoreV2(prefix=text[0], tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.string])
+    return {"text": read[0]}
+
+
+def call_python(text):
+    return {"text": tf.numpy_function(lambda value: value, [text], tf.string)}
+
+
+def write_records(text):
+    records = tf.data.Dataset.from_tensor_slices(text)._variant_tensor
+    tf.raw_ops.DatasetToTFRecord(input_dataset=records, filename="out.tfrecord", compression_type="")
+    return {"text": text}
+
+
+def read_table(text):
+    table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, use_node_name_sharing=True)
+    tf.raw_ops.InitializeTableFromTextFileV2(
+        table_handle=table, filename="/etc/passwd", key_index=-1, value_index=-2, vocab_size=-1, delimiter="\t"
+    )
+    return {"text": tf.raw_ops.LookupTableFindV2(table_handle=table, keys=tf.size(text, tf.int64), default_value="")}
+
+
+def saved_model_of(function, directory):
+    module = tf.Module()
+    module.weight = tf.Variable(1.0)  # so that something is saved
+    module.function = tf.function(function, input_signature=[TEXTS])
+    tf.saved_model.save(module, str(directory), signatures=module.function)
+    return directory
 
 
 @pytest.mark.parametrize(
-    ("name", "op"), [("write", "WriteFile"), ("in_branch", "ReadFile"), ("save", "SaveV2"), ("python", "PyFunc")]
+    ("function", "op"),
+    [
+        (write, "WriteFile"),
+        (read_in_branch, "ReadFile"),
+        (save, "SaveV2"),
+        (restore, "RestoreV2"),
+        (call_python, "PyFunc"),
+        (write_records, "DatasetToTFRecord"),
+        (read_table, "InitializeTableFromTextFileV2"),
+    ],
 )
-def test_a_saved_model_that_does_more_than_compute_is_refused(tmp_path, name, op):
-    module = Writing()
-    tf.saved_model.save(module, str(tmp_path / "1"), signatures=getattr(module, name))
+def test_a_saved_model_that_does_more_than_compute_is_refused(tmp_path, function, op):
     with pytest.raises(ValueError, match=op) as raised:
-        check_harmless(tmp_path / "1")
+        check_harmless(saved_model_of(function, tmp_path / "1"))
     assert str(tmp_path / "1") in str(raised.value)
+
+
+def saver_serves(graph):
+    """Names the function of a signature as what saves."""
+    graph.saver_def.save_tensor_name = graph.signature_def["serving_default"].outputs["text"].name
+
+
+def signature_saves(graph):
+    graph.signature_def["serving_default"].outputs["text"].name = graph.saver_def.save_tensor_name
+
+
+def object_saves(graph):
+    nodes = graph.object_graph_def.nodes
+    named = next(node.bare_concrete_function for node in nodes if node.HasField("bare_concrete_function"))
+    named.concrete_function_name = function_called(graph, graph.saver_def.save_tensor_name)
+
+
+def loading_saves(graph):
+    graph.saver_def.restore_op_name = graph.saver_def.save_tensor_name.split(":")[0]
+
+
+def restoring_waits_for_saving(graph):
+    node_called(graph, graph.saver_def.restore_op_name).input.append(
+        f"^{graph.saver_def.save_tensor_name.split(':')[0]}"
+    )
+
+
+def main_op_saves(graph):
+    graph.collection_def["saved_model_main_op"].node_list.value[:] = [graph.saver_def.save_tensor_name.split(":")[0]]
+
+
+def request_names_the_file(graph):
+    inputs = graph.signature_def["serving_default"].inputs
+    inputs["file"].name = graph.saver_def.filename_tensor_name
+
+
+def restores_a_file_of_its_own(graph):
+    name = function_called(graph, graph.saver_def.restore_op_name)
+    function = next(one for one in graph.graph_def.library.function if one.signature.name == name)
+    node = next(node for node in function.node_def if node.op == "RestoreV2")
+    node.input[0] = "RestoreV2/tensor_names:output:0"
+
+
+def always_saves_to_one_file(graph):
+    node_called(graph, graph.saver_def.filename_tensor_name.split(":")[0]).op = "Const"
+
+
+def has_a_function_named_as_an_op(graph):
+    graph.graph_def.library.function[0].signature.name = "ReadFile"
+    graph.graph_def.node.add(name="read", op="ReadFile")
+
+
+def node_called(graph, name):
+    return next(node for node in graph.graph_def.node if node.name == name)
+
+
+def function_called(graph, tensor_name):
+    return node_called(graph, tensor_name.split(":")[0]).attr["f"].func.name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [saver_serves, signature_saves, object_saves, loading_saves, restoring_waits_for_saving, main_op_saves]
+    + [request_names_the_file, restores_a_file_of_its_own, always_saves_to_one_file, has_a_function_named_as_an_op],
+)
+def test_what_saves_a_model_does_nothing_else(tmp_path, change):
+    directory = saved_model_of(lambda text: {"text": text + "!"}, tmp_path / "1")
+    check_harmless(directory)
+    changed_saved_model(directory, change)
+    with pytest.raises(ValueError, match="SaveV2|RestoreV2|ReadFile"):
+        check_harmless(directory)
+
+
+def changed_saved_model(directory, change):
+    path = directory / "saved_model.pb"
+    proto = SavedModel.FromString(path.read_bytes())
+    change(proto.meta_graphs[0])
+    path.write_bytes(proto.SerializeToString())
+
+
+def test_no_function_hides_behind_the_saver(tmp_path):
+    """A model that writes a file when asked, and says that this is how it is saved."""
+    directory = saved_model_of(write, tmp_path / "1")
+    changed_saved_model(directory, saver_serves)
+    with pytest.raises(ValueError, match="WriteFile"):
+        check_harmless(directory)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_whatever_a_config_asks_for_can_be_exported(activation):
+    """Tests of exports have one activation."""
+    config = BertConfig(9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, hidden_act=activation)
+    ids = tf.TensorSpec([None, None], tf.int32)
+    model = PretrainingModel(config)
+    traced = tf.function(lambda **batch: model(batch, training=False)).get_concrete_function(
+        input_ids=ids, input_mask=ids, segment_ids=ids, masked_lm_positions=ids
+    )
+    graph = traced.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert {node.op for node in nodes} <= HARMLESS_OPS
 
 
 def test_a_saved_model_that_only_answers_is_not(tmp_path):
@@ -134,12 +307,8 @@ def test_a_saved_model_that_only_answers_is_not(tmp_path):
 
 
 def test_an_asset_outside_of_its_model_is_refused(tmp_path):
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    path = tiny_model.export(tmp_path / "1") / "saved_model.pb"
-    proto = saved_model_pb2.SavedModel.FromString(path.read_bytes())
-    proto.meta_graphs[0].asset_file_def.add(filename="../../secret")
-    path.write_bytes(proto.SerializeToString())
+    tiny_model.export(tmp_path / "1")
+    changed_saved_model(tmp_path / "1", lambda graph: graph.asset_file_def.add(filename="../../secret"))
     with pytest.raises(ValueError, match="names the asset"):
         check_harmless(tmp_path / "1")
 
