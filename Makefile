@@ -81,7 +81,7 @@ lock: .venv-tools/.installed  ## writes the hashes anew; what is locked keeps it
 	$(COMPILE) requirements-tools.txt --output-file requirements-tools.lock
 
 audit: .venv-tools/.installed  ## known weaknesses of what is locked; where nobody can be asked, says so and goes on
-	.venv-tools/bin/python .ci/audit.py requirements.lock requirements-dev.lock requirements-alone.lock
+	.venv-tools/bin/python .ci/audit.py requirements*.lock
 
 clean:
 	rm -rf .venv .venv-peers .venv-tools .bench .pytest_cache .ruff_cache
