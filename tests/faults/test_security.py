@@ -19,7 +19,7 @@ from modeling.config import ACTIVATIONS, BertConfig
 from modeling.errors import CheckpointError
 from modeling.models import PretrainingModel
 from serving.trust import HARMLESS_OPS, check_harmless
-from tests.scripts import ROOT
+from tests.scripts import ROOT, spell, write_tiny_model
 from tests.serving import tiny_model
 
 ROOMS = ("data", "modeling", "training", "tasks", "serving", "examples", "benchmarks", ".ci")
@@ -341,3 +341,24 @@ def test_errors_and_logs_quote_no_more_than_a_few_words(tmp_path, caplog):
     for message in [*said, *caplog.messages]:
         assert SECRET not in message and SECRET.replace(" ", "_") not in message
         assert "else should" not in message.replace("_", " ")
+
+
+def test_scripts_log_nothing_of_what_they_read(warm, tuning_flags, tmp_path):
+    """At the most talkative. The original logged its first five examples, and twenty of pre-training."""
+    words = ["quillon", "vexatious", "marzipan", "obelisk"]
+    model = write_tiny_model(tmp_path, [*words, "the", "old", "sea"])  # so that they are pieces, and not unknown
+    secret = " ".join(words)
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"the {secret} {label}", "label": label}) + "\n" for label in ("sea", "old") * 8)
+    )
+    (tmp_path / "a.txt").write_text(f"the {secret}\nold {secret}\n\nsea {secret}\n{secret} the\n" * 4)
+    files = dict.fromkeys(("train_file", "eval_file", "predict_file"), tmp_path / "a.jsonl")
+    own = {"bert_config_file": model / "config.json", "vocab_file": model / "vocab.txt", "num_train_epochs": 1}
+    steps = dict.fromkeys(("do_train", "do_eval", "do_predict"), True)
+    said = warm.run("run_classifier.py", *spell(**tuning_flags | files | own | steps, verbosity=1))
+    out = tmp_path / "out.tfrecord"
+    made = {"input_file": tmp_path / "a.txt", "output_file": out, "vocab_file": own["vocab_file"], "max_seq_length": 16}
+    said += warm.run("create_pretraining_data.py", *spell(**made, max_predictions_per_seq=2, verbosity=1))
+    assert secret in (tuning_flags["output_dir"] / "predictions.jsonl").read_text() and out.stat().st_size
+    assert len(said) > 500
+    assert not [word for word in words if word in said], said
