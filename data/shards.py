@@ -105,9 +105,24 @@ def run_job(job: Job, add_progress: AddProgress = _add_nothing) -> Result:
         return Result(sum(load_metadata(path).num_records for path in job.outputs), skipped=True)
 
     tokenizer = FullTokenizer(job.vocab_file, do_lower_case=job.do_lower_case)
-    corpus = Corpus.from_lines(_read_with_progress(job.inputs, add_progress), tokenizer)
-    if not corpus.num_documents:
-        raise ValueError(f"There is no text in {', '.join(job.inputs)}.")
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(AtomicRecordWriter(path)) for path in job.outputs]
+        if not job.overwrite:
+            _is_done(job, inputs)  # again: another process may have made something else of it, and now none can
+        corpus = Corpus.from_lines(_read_with_progress(job.inputs, add_progress), tokenizer)
+        if not corpus.num_documents:
+            raise ValueError(f"There is no text in {', '.join(job.inputs)}.")
+        return _write_records(job, inputs, tokenizer, corpus, writers, add_progress)
+
+
+def _write_records(
+    job: Job,
+    inputs: tuple[tuple[str, str], ...],
+    tokenizer: FullTokenizer,
+    corpus: Corpus,
+    writers: Sequence[AtomicRecordWriter],
+    add_progress: AddProgress,
+) -> Result:
     passes = _passes(job.options)
     size = _size(job)
     instances = create_instances(
@@ -118,30 +133,28 @@ def run_job(job: Job, add_progress: AddProgress = _add_nothing) -> Result:
         on_document=lambda count: add_progress(size / corpus.num_documents, 1 / passes, count),
     )
     encode = RecordEncoder(job.options, vocab_size(tokenizer.vocab))
-    with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(AtomicRecordWriter(path)) for path in job.outputs]
-        for number, instance in enumerate(instances):
-            writers[number % len(writers)].write(encode(instance))
-            if number % 1024 == 0:
-                add_progress(1024 * _WRITING * passes * size / len(instances), 0, 0)
-        for writer in writers:
-            writer.sync()  # old records are let go when there is room for the new ones
-        # Metadata goes first: without records it is nothing, but records without it would be taken for a stranger's.
-        for number, writer in enumerate(writers):
-            writer.path.unlink(missing_ok=True)
-            RecordMetadata(
-                num_records=len(writer.offsets),
-                num_bytes=writer.num_bytes,
-                block_offsets=tuple(writer.offsets[::RECORDS_PER_BLOCK]),
-                vocab_size=vocab_size(tokenizer.vocab),
-                vocab_sha256=vocab_sha256(tokenizer.vocab),
-                flags=job.flags(),
-                inputs=inputs,
-                shard=(number, len(writers)),
-                num_documents=corpus.num_documents,
-                num_sentences=corpus.num_sentences,
-                num_tokens=len(corpus.tokens),
-            ).save(writer.path)
+    for number, instance in enumerate(instances):
+        writers[number % len(writers)].write(encode(instance))
+        if number % 1024 == 0:
+            add_progress(1024 * _WRITING * passes * size / len(instances), 0, 0)
+    for writer in writers:
+        writer.sync()  # old records are let go when there is room for the new ones
+    # Metadata goes first: without records it is nothing, but records without it would be taken for a stranger's.
+    for number, writer in enumerate(writers):
+        writer.path.unlink(missing_ok=True)
+        RecordMetadata(
+            num_records=len(writer.offsets),
+            num_bytes=writer.num_bytes,
+            block_offsets=tuple(writer.offsets[::RECORDS_PER_BLOCK]),
+            vocab_size=vocab_size(tokenizer.vocab),
+            vocab_sha256=vocab_sha256(tokenizer.vocab),
+            flags=job.flags(),
+            inputs=inputs,
+            shard=(number, len(writers)),
+            num_documents=corpus.num_documents,
+            num_sentences=corpus.num_sentences,
+            num_tokens=len(corpus.tokens),
+        ).save(writer.path)
     return Result(len(instances))
 
 

@@ -4,21 +4,20 @@ Beside `eval.tf_record` stand `eval.index.json`, which tells what it was made of
 place of each record, and, for prediction, what has to be known to find answers.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from data.aside import written_aside
 from data.example_records import ExampleRecords
 from data.metadata import file_sha256, vocab_sha256
 from data.squad import Question, read_questions
@@ -155,23 +154,12 @@ def _save(written: WindowRecords, origin: Mapping[str, Any]) -> None:
     arrays = {"key": np.array(origin["key"]), "offsets": records.offsets, "lengths": records.lengths}
     if written.table is not None:
         arrays |= {f"table_{name}": getattr(written.table, name) for name in _TABLE_ARRAYS}
-    with _moved_into_place(arrays_path) as file:
+    with written_aside(arrays_path) as file:
         np.savez_compressed(file, **arrays)
-    with _moved_into_place(json_path) as file:
+    with written_aside(json_path) as file:
         state = _state(Path(records.path))
         content = {"origin": origin, "state": state, "sha256": records.sha256, "num_questions": written.num_questions}
         file.write(json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
-
-
-@contextlib.contextmanager
-def _moved_into_place(path: Path) -> Iterator[BinaryIO]:
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with open(aside, "wb") as file:
-            yield file
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _load(path: Path, origin: Mapping[str, Any]) -> WindowRecords | None:

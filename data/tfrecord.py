@@ -7,7 +7,6 @@ into every worker costs seconds and 400 MB. So records are put together from rea
     record  = length (8 bytes) · masked CRC of the length (4) · data · masked CRC of the data (4)
 """
 
-import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
+
+from data.aside import written_aside
 
 _PLAUSIBLE_SIZE = 1 << 20  # of a record
 
@@ -24,7 +25,7 @@ class RecordError(ValueError):
 
 
 class AtomicRecordWriter:
-    """Writes records beside their place and moves them there when all went well.
+    """Writes records beside their place and moves them there when all went well; see `written_aside`.
 
     Example:
         >>> with AtomicRecordWriter("out.tfrecord") as writer:
@@ -35,12 +36,12 @@ class AtomicRecordWriter:
         self.path = Path(path)
         self.offsets: list[int] = []  # where each record starts, in bytes
         self.num_bytes = 0
-        self._aside = self.path.with_name(f".{self.path.name}.part")
+        self._writing = written_aside(path)
         self._headers: dict[int, bytes] = {}
 
     def __enter__(self) -> "AtomicRecordWriter":
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._aside, "wb", buffering=1 << 20)
+        self._file = self._writing.__enter__()
         return self
 
     def write(self, data: bytes) -> None:
@@ -57,15 +58,8 @@ class AtomicRecordWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def __exit__(self, error_type, error, traceback) -> None:
-        try:
-            if error_type is None:
-                self.sync()
-                os.replace(self._aside, self.path)
-        finally:
-            self._aside.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what is in its buffer goes nowhere
-                self._file.close()
+    def __exit__(self, *error) -> None:
+        self._writing.__exit__(*error)
 
 
 class RawRecord(NamedTuple):

@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -41,6 +43,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(path):
         raise DiskFull
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["a.tfrecord"]
+
+
+def test_a_second_writer_is_refused_and_one_that_was_killed_leaves_nothing(path, tmp_path):
+    with AtomicRecordWriter(path) as writer:
+        writer.write(b"first")
+        with pytest.raises(ValueError, match=f"Another process is writing {path}"), AtomicRecordWriter(path) as second:
+            second.write(b"second")
+    assert read(path) == [b"first"]
+    killed = f"from data.tfrecord import AtomicRecordWriter\nw = AtomicRecordWriter({str(path)!r}).__enter__()\n"
+    killed += "w.write(b'third' * 1_000_000)\nw.sync()\nimport os\nos.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    aside = tmp_path / ".a.tfrecord.part"
+    assert read(path) == [b"first"] and aside.stat().st_size > 1_000_000
+    with AtomicRecordWriter(path) as writer:
+        writer.write(b"fourth")
+    assert read(path) == [b"fourth"] and not aside.exists()
 
 
 def test_every_truncation_is_found(path):
