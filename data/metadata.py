@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from data.aside import written_aside
+from data.quoting import shown
 
 SUFFIX = ".metadata.json"
 
@@ -35,13 +37,8 @@ class RecordMetadata:
 
     def save(self, records: str | Path) -> None:
         """Writes the file that belongs to `records`: aside, then moved into place."""
-        path = metadata_path(records)
-        aside = path.with_name(f".{path.name}.part")
-        try:
-            aside.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with written_aside(metadata_path(records)) as file:
+            file.write((json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode())
 
 
 def metadata_path(records: str | Path) -> Path:
@@ -56,13 +53,34 @@ def load_metadata(records: str | Path) -> RecordMetadata | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         values["inputs"] = tuple(map(tuple, values["inputs"]))
-        return RecordMetadata(**values | {name: tuple(values[name]) for name in ("block_offsets", "shard")})
+        metadata = RecordMetadata(**values | {name: tuple(values[name]) for name in ("block_offsets", "shard")})
+        _check(metadata)
+        return metadata
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged ({error}). Without it, the records beside it can still be read."
         ) from error
+
+
+def _check(metadata: RecordMetadata) -> None:
+    """Raises where a value cannot be what was written: it would go wrong far from the file that it is from."""
+    for field in dataclasses.fields(metadata):
+        value = getattr(metadata, field.name)
+        if field.type is int and not _is_count(value):
+            raise ValueError(f"{field.name} is no count: {shown(value)}")
+    offsets, num_blocks = metadata.block_offsets, -(-metadata.num_records // RECORDS_PER_BLOCK)
+    if len(offsets) != num_blocks or not all(map(_is_count, offsets)) or list(offsets) != sorted(set(offsets)):
+        raise ValueError(f"block_offsets are not those of {metadata.num_records} records")
+    if len(metadata.shard) != 2 or not all(map(_is_count, metadata.shard)):
+        raise ValueError(f"shard is no pair of numbers: {shown(metadata.shard)}")
+    if not isinstance(metadata.flags, dict) or not isinstance(metadata.vocab_sha256, str):
+        raise ValueError("flags or vocab_sha256 are of another type")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def vocab_sha256(vocab: Mapping[str, int]) -> str:

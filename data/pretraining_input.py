@@ -1,7 +1,6 @@
 """Records of pre-training as a script sees them: checked against its flags, masked where they have to be."""
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ import tensorflow as tf
 from data.masking import DynamicMasker
 from data.metadata import SUFFIX, load_metadata
 from data.pretraining import InstanceOptions, Pieces
+from data.record_checks import Bounds
 from data.records import (
+    CheckedBlocks,
     CorruptRecords,
     RecordFiles,
     RecordFormat,
@@ -29,7 +30,8 @@ class PretrainingInput:
     files: RecordFiles
     masker: DynamicMasker | None
     corrupt: CorruptRecords
-    changes: tuple[Callable, ...]  # what is done to each batch in the end
+    checked: CheckedBlocks
+    change: Callable | None  # what is done to each batch in the end
 
     @classmethod
     def open(
@@ -42,6 +44,7 @@ class PretrainingInput:
         skip_corrupt: bool = False,
         vocab_size: int | None = None,
         change: Callable | None = None,
+        type_vocab_size: int = 2,
     ) -> "PretrainingInput":
         """Opens records, and raises where they are of another length or masking than wanted.
 
@@ -51,7 +54,7 @@ class PretrainingInput:
             masking: "static", "dynamic", or "auto" for whichever the records have.
             vocab: for dynamic masking.
             skip_corrupt: leave out records that cannot be read.
-            vocab_size: that of the model. Where no metadata says what the ids are, each batch is checked against it.
+            vocab_size, type_vocab_size: how many ids and segments the model has. Records with others are refused.
             change: a function from batch to batch, e.g. `left_to_right`.
         """
         names = tuple(name for name in names if not name.endswith(SUFFIX))
@@ -66,22 +69,20 @@ class PretrainingInput:
         masker = None
         if found.masking == "dynamic":
             masker = _masker(names[0], vocab, max_seq_length, max_predictions_per_seq)
-        changes = [change] if change else []
-        if vocab_size and not all(map(load_metadata, names)):
-            changes.insert(0, functools.partial(_checked, vocab_size=vocab_size))
-        return cls(names, files, masker, corrupt, tuple(changes))
+        bounds = Bounds(vocab_size or Bounds().vocab_size, type_vocab_size)
+        return cls(names, files, masker, corrupt, found.checked_blocks(bounds), change)
 
     def training_batches(self, batch_size: int, seed: int, start_step: int, worker: int, num_workers: int):
         """See `data.records.training_batches`."""
         batches = training_batches(
-            self.files, batch_size, seed, start_step, worker, num_workers, self.masker, self.corrupt
+            self.files, batch_size, seed, start_step, worker, num_workers, self.masker, self.corrupt, self.checked
         )
         return self._changed(batches)
 
     def evaluation_batches(self, batch_size: int, worker: int, num_workers: int) -> tf.data.Dataset:
         """See `data.records.evaluation_batches`."""
         batches = evaluation_batches(
-            self.files, batch_size, worker, num_workers, masker=self.masker, corrupt=self.corrupt
+            self.files, batch_size, worker, num_workers, masker=self.masker, corrupt=self.corrupt, checked=self.checked
         )
         return self._changed(batches)
 
@@ -98,17 +99,7 @@ class PretrainingInput:
         return f"{len(self.names)} files, {self.files.num_records} records, {digest.hexdigest()[:12]}"
 
     def _changed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        for change in self.changes:
-            batches = batches.map(change, num_parallel_calls=2).prefetch(2)
-        return batches
-
-
-def _checked(batch, vocab_size: int):
-    """The batch, if the model has all of its ids: a lookup beyond the table is an error on some devices only."""
-    largest = tf.reduce_max([tf.reduce_max(batch[name]) for name in ("input_ids", "masked_lm_ids")])
-    message = f"The records have ids that the model does not: vocab_size in --bert_config_file is {vocab_size}."
-    with tf.control_dependencies([tf.debugging.assert_less(largest, vocab_size, message)]):
-        return {name: tf.identity(tensor) for name, tensor in batch.items()}
+        return batches.map(self.change, num_parallel_calls=2).prefetch(2) if self.change else batches
 
 
 def _masker(file: str, vocab, max_seq_length: int, max_predictions_per_seq: int) -> DynamicMasker:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from data.metadata import RECORDS_PER_BLOCK, SUFFIX, load_metadata
+from data.record_checks import Bounds, RecordCheck
 from data.tfrecord import RecordError, read_records
 
 _BLOCKS_PER_WINDOW = 64
@@ -108,6 +109,28 @@ class CorruptRecords:
         logging.getLogger(__name__).warning("%s Skipped; %d records so far.", message, self.count)
 
 
+class CheckedBlocks:
+    """Reads blocks and sees that their records are right: in the first epoch, and then no more."""
+
+    def __init__(self, check: RecordCheck):
+        self._check = check
+        self._right: set[Block] = set()
+
+    def read(self, block: Block, corrupt: CorruptRecords) -> list[bytes | None]:
+        """See `read_block`; None for what a model cannot take, too."""
+        records = read_block(block, corrupt)
+        if block in self._right:
+            return records
+        numbers = [number for number, record in enumerate(records) if record is not None]
+        wrong = self._check.wrong([records[number] for number in numbers])
+        for index, why in sorted(wrong.items()):
+            corrupt.found(f"{block.file}: record {block.first + numbers[index]} {why}.")
+            records[numbers[index]] = None
+        if not wrong:
+            self._right.add(block)
+        return records
+
+
 def read_block(block: Block, corrupt: CorruptRecords) -> list[bytes | None]:
     """The records of a block; None for one that cannot be read, if that is allowed."""
     records: list[bytes | None] = []
@@ -129,18 +152,17 @@ def read_block(block: Block, corrupt: CorruptRecords) -> list[bytes | None]:
 
 
 def shuffled_records(
-    files: RecordFiles, seed: int, start: int = 0, corrupt: CorruptRecords | None = None
+    files: RecordFiles, seed: int, start: int, corrupt: CorruptRecords, checked: CheckedBlocks
 ) -> Iterator[bytes]:
     """Records without end, each epoch in another order that follows from `seed`, from the `start`-th on."""
-    corrupt = corrupt or CorruptRecords(skip=False)
     epoch, position = divmod(start, files.num_records)
     windows = _windows(files, seed, epoch, position)
     window, skip, rng = next(windows)
-    pending = _in_thread(_read_window, window, rng, corrupt)
+    pending = _in_thread(_read_window, window, rng, corrupt, checked)
     while True:
         records, skip_now = pending.result(), skip
         window, skip, rng = next(windows)
-        pending = _in_thread(_read_window, window, rng, corrupt)  # the next one is read while this one is used
+        pending = _in_thread(_read_window, window, rng, corrupt, checked)  # the next one is read while this one is used
         yield from records[skip_now:]
 
 
@@ -167,8 +189,10 @@ def _windows(files: RecordFiles, seed: int, epoch: int, position: int):
         epoch += 1
 
 
-def _read_window(window: list[Block], rng: np.random.Generator, corrupt: CorruptRecords) -> list[bytes]:
-    records = [record for block in window for record in read_block(block, corrupt)]
+def _read_window(
+    window: list[Block], rng: np.random.Generator, corrupt: CorruptRecords, checked: CheckedBlocks
+) -> list[bytes]:
+    records = [record for block in window for record in checked.read(block, corrupt)]
     whole = [record for record in records if record is not None]
     if not whole:
         raise RecordError(f"None of {len(records)} records in {window[0].file} and after can be read.")
@@ -241,6 +265,14 @@ class RecordFormat:
 
     def parse(self, records) -> dict[str, tf.Tensor]:
         """string [B] -> dict of int32 [B, T], [B, P] and [B, 1], and float32 [B, P] for the weights."""
+        parsed = tf.io.parse_example(records, self._spec())
+        # Accelerators want int32, as in the original.
+        return {name: tf.cast(t, tf.int32) if t.dtype == tf.int64 else t for name, t in parsed.items()}
+
+    def checked_blocks(self, bounds: Bounds | None = None) -> CheckedBlocks:
+        return CheckedBlocks(RecordCheck(self._spec(), bounds))
+
+    def _spec(self) -> dict[str, tf.io.FixedLenFeature]:
         features = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), self.max_seq_length)
         features["next_sentence_labels"] = 1
         if self.masking == "static":
@@ -248,9 +280,7 @@ class RecordFormat:
         spec = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in features.items()}
         if self.masking == "static":
             spec["masked_lm_weights"] = tf.io.FixedLenFeature([self.max_predictions_per_seq], tf.float32)
-        parsed = tf.io.parse_example(records, spec)
-        # Accelerators want int32, as in the original.
-        return {name: tf.cast(t, tf.int32) if t.dtype == tf.int64 else t for name, t in parsed.items()}
+        return spec
 
 
 def training_batches(
@@ -262,6 +292,7 @@ def training_batches(
     num_workers: int = 1,
     masker=None,
     corrupt: CorruptRecords | None = None,
+    checked: CheckedBlocks | None = None,
 ) -> tf.data.Dataset:
     """Batches without end for training.
 
@@ -272,14 +303,17 @@ def training_batches(
         start_step: the first step to give batches for.
         worker, num_workers: which part of every batch to give.
         masker: a `DynamicMasker` for records without masks.
-        corrupt: what becomes of records that cannot be read.
+        corrupt: what becomes of records that cannot be read, or that no model can take.
+        checked: reads the files; for all who read them, so that each record is looked at once.
     """
     share = _share(batch_size, num_workers)
+    corrupt = corrupt or CorruptRecords(skip=False)
     record_format = RecordFormat.of(files)
     record_format.check_masker(files.blocks[0].file, masker)
+    checked = checked or record_format.checked_blocks()
 
     def batches(first_step: int) -> Iterator[list[bytes]]:
-        records = shuffled_records(files, seed, first_step * batch_size, corrupt)
+        records = shuffled_records(files, seed, first_step * batch_size, corrupt, checked)
         while True:
             batch = list(itertools.islice(records, batch_size))
             yield batch[worker * share : (worker + 1) * share]
@@ -301,6 +335,7 @@ def evaluation_batches(
     masker=None,
     seed: int = 0,
     corrupt: CorruptRecords | None = None,
+    checked: CheckedBlocks | None = None,
 ) -> tf.data.Dataset:
     """All records once, in their order. Masks, where made here, are always the same.
 
@@ -311,12 +346,13 @@ def evaluation_batches(
     """
     share = _share(batch_size, num_workers)
     corrupt = corrupt or CorruptRecords(skip=False)
-    first_record = _first_record(files)
     record_format = RecordFormat.of(files)
     record_format.check_masker(files.blocks[0].file, masker)
+    checked = checked or record_format.checked_blocks()
+    first_record = _first_record(files, checked)
 
     def batches(first: int) -> Iterator[list[bytes]]:
-        records = (r for block in files.blocks for r in read_block(block, corrupt) if r is not None)
+        records = (r for block in files.blocks for r in checked.read(block, corrupt) if r is not None)
         records = itertools.islice(records, first * batch_size, None)
         while True:
             batch = list(itertools.islice(records, batch_size))
@@ -348,12 +384,12 @@ def _share(batch_size: int, num_workers: int) -> int:
     return batch_size // num_workers
 
 
-def _first_record(files: RecordFiles) -> bytes:
+def _first_record(files: RecordFiles, checked: CheckedBlocks) -> bytes:
     """Some record that can be read."""
     anyhow = CorruptRecords(skip=True, silent=True)
     for block in files.blocks:
         for part in (block._replace(count=1), block):
-            if whole := [record for record in read_block(part, anyhow) if record is not None]:
+            if whole := [record for record in checked.read(part, anyhow) if record is not None]:
                 return whole[0]
     raise RecordError(f"No record in {files.blocks[0].file} and after can be read.")
 

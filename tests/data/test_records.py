@@ -1,12 +1,16 @@
 import dataclasses
+import itertools
+import json
 import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from data.masking import DynamicMasker
-from data.metadata import check_vocab, check_vocab_size, metadata_path
+from data.metadata import check_vocab, check_vocab_size, load_metadata, metadata_path
 from data.pretraining import InstanceOptions, Pieces
+from data.pretraining_input import PretrainingInput
 from data.records import (
     CorruptRecords,
     RecordFiles,
@@ -17,7 +21,7 @@ from data.records import (
     training_batches,
 )
 from data.shards import Job, run_job
-from data.tfrecord import RecordError
+from data.tfrecord import AtomicRecordWriter, RecordError, read_records
 from data.tokenization import load_vocab
 
 
@@ -119,7 +123,9 @@ def test_starting_late_reads_only_what_is_needed(copies, monkeypatch):
         return read_block(block, corrupt)
 
     monkeypatch.setattr("data.records.read_block", counting)
-    next(shuffled_records(files, seed=3, start=files.num_records * 5 + 900))
+    start, checked = files.num_records * 5 + 900, RecordFormat.of(files).checked_blocks()
+    read.clear()
+    next(shuffled_records(files, 3, start, CorruptRecords(skip=False), checked))
     assert 1 <= len(read) <= 2  # the window that holds it, and the one read ahead
 
 
@@ -175,6 +181,73 @@ def test_a_damaged_record_is_named_or_counted(copies, skip):
     else:
         with pytest.raises(Exception, match=r"b\.tfrecord: record 0 \(at byte 0\) is damaged.*--skip_corrupt_records"):
             list(batches)
+
+
+def set_number(name, at, value):
+    return lambda features: features[name].int64_list.value.__setitem__(at, value)
+
+
+WRONG_CONTENT = {
+    "has -7 in input_ids, where 0 to 699 can be": set_number("input_ids", 3, -7),
+    "has 700 in input_ids": set_number("input_ids", 3, 700),
+    f"has {2**32 + 9} in input_ids": set_number("input_ids", 3, 2**32 + 9),
+    "has 32 in masked_lm_positions, where 0 to 31 can be": set_number("masked_lm_positions", 0, 32),
+    "has -3 in masked_lm_positions": set_number("masked_lm_positions", 0, -3),
+    "has 700 in masked_lm_ids": set_number("masked_lm_ids", 0, 700),
+    "has 9 in segment_ids, where 0 to 1 can be": set_number("segment_ids", 3, 9),
+    "has 1000 in input_mask": set_number("input_mask", 3, 1000),
+    "has 7 in next_sentence_labels": set_number("next_sentence_labels", 0, 7),
+    "has 31 numbers in input_ids instead of 32": lambda features: features["input_ids"].int64_list.value.pop(),
+    "has 0 numbers in segment_ids instead of 32": lambda features: features.pop("segment_ids"),
+    "is no tf.Example": None,
+}
+
+
+@pytest.mark.parametrize("message", WRONG_CONTENT)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_record_that_is_whole_but_wrong_is_named_or_counted(records, tmp_path, message, skip):
+    """The checksum fits: somebody wrote it so."""
+    path = str(tmp_path / "wrong.tfrecord")
+    with open(records[0], "rb") as file, AtomicRecordWriter(path) as writer:
+        for number, (_, data) in enumerate(itertools.islice(read_records(file, path), 260)):
+            example = tf.train.Example.FromString(data)
+            if number == 257 and WRONG_CONTENT[message]:
+                WRONG_CONTENT[message](example.features.feature)
+            is_garbage = number == 257 and WRONG_CONTENT[message] is None
+            writer.write(b"\xff\xff not a proto" if is_garbage else example.SerializeToString())
+    opened = PretrainingInput.open([path], 32, 5, vocab_size=700, skip_corrupt=skip)
+    if skip:
+        assert num_real(opened.evaluation_batches(64, 0, 1)) == 259
+        assert len(take(opened.training_batches(260, 1, 0, 0, 1), 1)) == 1
+        return
+    for batches in (opened.evaluation_batches(64, 0, 1), opened.training_batches(8, 1, 0, 0, 1)):
+        with pytest.raises(Exception, match=f"{path}: record 257 {message}.*--skip_corrupt_records"):
+            take(batches, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_records", "x"),
+        ("num_records", 5000),
+        ("num_records", -1),
+        ("num_records", True),
+        ("num_bytes", 2**70),
+        ("block_offsets", ["a", 1]),
+        ("block_offsets", [0, -5]),
+        ("block_offsets", [5, 0]),
+        ("vocab_size", "x"),
+        ("vocab_sha256", 3),
+        ("flags", 3),
+        ("shard", [1]),
+        ("inputs", 3),
+    ],
+)
+def test_metadata_that_cannot_be_true_is_named(copies, name, value):
+    path = metadata_path(copies[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=rf"{path} is damaged \("):
+        load_metadata(copies[0])
 
 
 def test_a_skipped_record_moves_no_other(copies):
