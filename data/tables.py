@@ -84,9 +84,11 @@ def _columns(text: str, file: str, delimiter: str, header: Sequence[str] | None,
 
 
 def _checked_header(names: Sequence[str], file: str) -> Sequence[str]:
+    seen = set()
     for name in filter(None, names):  # spreadsheets leave columns without a name at the end
-        if names.count(name) > 1:
+        if name in seen:
             raise ValueError(f"{file}, line 1: two columns are called {shown(name)}.")
+        seen.add(name)
     return names
 
 

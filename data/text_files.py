@@ -12,6 +12,9 @@ import tqdm
 # Examples of a set of tensorflow-datasets that go into one text, which can be a shard.
 _DOCUMENTS_PER_TEXT = 10_000
 
+# In bytes. The longest line that people have is a corpus of 100 MB without line ends.
+_LONGEST_LINE = 1 << 27
+
 
 def find_files(patterns: str, flag: str) -> list[str]:
     """The files that a comma-separated list of globs names: in the order of the list, each pattern's by name.
@@ -39,7 +42,14 @@ def read_lines(path: str) -> Iterator[bytes]:
     """Lines of a text file, plain or gzip (.gz); a line ends at "\\n" and nowhere else."""
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
         try:
-            yield from file
+            # A few bytes of gzip can hold a line that no memory can.
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+                if len(line) > _LONGEST_LINE:
+                    raise ValueError(
+                        f"{path}, line {number} has more than {_LONGEST_LINE >> 20} MB: put its sentences on lines of "
+                        "their own."
+                    )
+                yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}.") from error
 

@@ -104,6 +104,14 @@ def test_bad_rows_can_be_left_out(tmp_path, caplog):
     assert "2 rows were left out" in caplog.text
 
 
+def test_a_header_of_very_many_columns(tmp_path):
+    """Each name is looked up once: compared with all others, these would take minutes."""
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(f"c{number}" for number in range(200_000)) + ",c7\n")
+    with pytest.raises(ValueError, match=r"wide\.csv, line 1: two columns are called 'c7'"):
+        list(read_table(path))
+
+
 def test_tables_without_a_header(tmp_path):
     path = write(tmp_path / "a.tsv", "7\tone\ttwo\tx\n")
     [example] = read_examples(path, Columns("1", "2", "3", "0"), single_label)
