@@ -5,6 +5,7 @@ new best, so that it finds the weights it needs.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import keras
 
 from modeling import google
 from modeling.checkpoint import save_checkpoint
-from training.state import BEST_PREFIX, write_text
+from training.state import BEST_PREFIX, load_object, write_text
+
+
+def merit(metric: str, value: float) -> tuple[bool, float]:
+    """What to compare by, the best being the highest: of a loss the lowest value is best, and NaN is never best."""
+    if math.isnan(value):
+        return False, 0.0
+    return True, -value if metric.endswith("loss") else value
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float))
 
 
 class Evaluations:
@@ -27,7 +39,11 @@ class Evaluations:
 
     def __init__(self, output_dir: str | Path, last_step: int):
         self._path = Path(output_dir) / "train_state" / "evaluations.json"
-        found = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        advice = "Remove it to go on without the evaluations it held, or use another --output_dir."
+        found = load_object(self._path, advice) or {}
+        for step, figures in found.items():
+            if not (step.isdecimal() and isinstance(figures, dict) and all(map(_is_number, figures.values()))):
+                raise ValueError(f"{self._path} is damaged (step {step!r} has no figures). {advice}")
         self.by_step: dict[int, Mapping[str, float]] = {
             int(step): figures for step, figures in found.items() if int(step) <= last_step
         }
@@ -46,8 +62,7 @@ class BestWeights:
         output_dir: the directory of the run; weights are in `train_state/` in it.
         model: whose weights.
         evaluations: what was found so far.
-        metric: the figure that decides. Of a loss the lowest is best, of anything else the highest; of equal ones the
-            first.
+        metric: the figure that decides, see `merit`; of equal ones the first is best.
         patience: after so many evaluations without a new best the run is over; 0 for never.
     """
 
@@ -64,8 +79,7 @@ class BestWeights:
     def step(self) -> int | None:
         """The step of the best evaluation; None before the first."""
         values = {step: self._value(figures) for step, figures in self._evaluations.by_step.items()}
-        sign = -1.0 if self._metric.endswith("loss") else 1.0
-        return max(values, key=lambda step: (sign * values[step], -step), default=None)
+        return max(values, key=lambda step: (merit(self._metric, values[step]), -step), default=None)
 
     @property
     def is_exhausted(self) -> bool:

@@ -19,7 +19,7 @@ from training.bad_steps import BadSteps, save_batch
 from training.best import BestWeights, Evaluations
 from training.loss_scale import DynamicLossScale
 from training.reports import Reports
-from training.state import RunRecord, TrainState, locked, variables_of, write_text
+from training.state import HeldDirectory, RunRecord, TrainState, check_no_model, locked, variables_of, write_text
 from training.step import Task, TrainStep, distributed
 from training.stopping import RunAgain, StopSignals
 from training.strategy import is_chief
@@ -99,8 +99,10 @@ def train(
         RunAgain: a signal came, and everything is saved.
     """
     chief = is_chief(strategy)
-    held = locked(options.output_dir) if chief else contextlib.nullcontext()
-    with held, StopSignals() as signals, lost_worker_means_run_again(strategy):
+    if chief:
+        check_no_model(options.output_dir)
+    lock = locked(options.output_dir) if chief else contextlib.nullcontext()
+    with lock as held, StopSignals() as signals, lost_worker_means_run_again(strategy):
         with strategy.scope():
             bad_steps = BadSteps(options.max_bad_steps)
         state_variables = variables_of(model, optimizer) | (loss_scale.named_state() if loss_scale else {})
@@ -150,6 +152,7 @@ def train(
                 evaluations,
                 best,
                 bad_steps,
+                held,
             )
             step, figures = loop.run(step)
         if best and best.step not in (None, step):
@@ -157,6 +160,7 @@ def train(
             step, figures = best.step, None
             logging.getLogger(__name__).info("The best weights are those of step %d.", step)
         if chief:
+            held.check()
             RunRecord(options.output_dir).finish(step)
             save_checkpoint(model, Path(options.output_dir) / CHECKPOINT_NAME)
         return Trained(step, figures)
@@ -213,6 +217,7 @@ class _Loop:
         evaluations,
         best,
         bad_steps,
+        held,
     ):
         self._strategy = strategy
         self._task = task
@@ -228,6 +233,7 @@ class _Loop:
         self._best = best
         self._bad_steps = bad_steps
         self._num_bad_steps = bad_steps.found()[0]
+        self._held: HeldDirectory | None = held  # by the first of several workers
 
     def run(self, step: int) -> Trained:
         """Trains from `step` on; gives the last step, and what was measured after it, if anything was."""
@@ -268,6 +274,7 @@ class _Loop:
                     reports.show(step, figures)
                     last_look = time.monotonic()
                 if is_logged:
+                    self._check_directory()
                     reports.store(step, figures)
                     totals = {}
                 is_best = is_evaluated and self._evaluate_now(step, reports)
@@ -305,6 +312,7 @@ class _Loop:
         self._optimizer.iterations.assign(step - 1)
         path = Path(self._options.output_dir) / f"bad_step-{step}.npz"
         if is_chief(self._strategy):
+            self._check_directory()
             if float(totals["steps"]) > 0.0:
                 reports.store(step - 1, self._figures(totals, step - 1))
             if step > 1 and step - 1 not in self._state.steps():
@@ -323,6 +331,7 @@ class _Loop:
     def _evaluate_now(self, step: int, reports: Reports) -> bool:
         """Evaluates and tells; says whether it is the best so far."""
         figures = self._evaluate()
+        self._check_directory()
         reports.store(step, figures, kind="eval")
         reports.say(f"Step {step}, evaluation: " + ", ".join(f"{name} {v:.4g}" for name, v in figures.items()))
         self._evaluations.add(step, figures, write=is_chief(self._strategy))
@@ -332,17 +341,17 @@ class _Loop:
         """Weights that are the best before the state, and what they replace after it: one of both is always there."""
         if not is_chief(self._strategy):
             return
-        if (is_best or is_saved) and RunRecord(self._options.output_dir).load() is None:
-            raise ValueError(
-                f"{self._options.output_dir} was removed while the run was going on, or its train_state/run.json was: "
-                f"step {step} is not saved. Start it again."
-            )
         if is_best:
             self._best.save()
         if is_best or is_saved:
             self._state.save(step)
         if is_best:
             self._best.forget_others()
+
+    def _check_directory(self) -> None:
+        """Before anything is written: see `HeldDirectory`."""
+        if self._held:
+            self._held.check()
 
     def _intervals(self) -> list[int]:
         """Every how many steps something happens; a call to the device does not go beyond."""

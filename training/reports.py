@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import tensorflow as tf
 from tqdm import tqdm
 
-from training.state import write_text
+from training.state import write_bytes
+
+METRICS = "metrics.jsonl"
 
 
 class Reports:
@@ -39,7 +42,7 @@ class Reports:
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
         if write:
             self._output_dir.mkdir(parents=True, exist_ok=True)
-            _cut(self._output_dir / "metrics.jsonl", first_step)
+            _cut(self._output_dir / METRICS, first_step)
         self._bar = tqdm(
             total=num_train_steps, initial=first_step, unit=" steps", desc="Training", disable=not write, smoothing=0.1
         )
@@ -87,9 +90,11 @@ class Reports:
 
 def store_once(output_dir: str | Path, step: int, figures: Mapping[str, float], kind: str) -> None:
     """Adds figures to those of a run, outside of its loop, if that step has none of this kind yet."""
-    path = Path(output_dir) / "metrics.jsonl"
-    if path.exists() and any(line["step"] == step for line in read_metrics(output_dir, kind)):
-        return
+    path = Path(output_dir) / METRICS
+    if path.exists():
+        _drop_half_line(path)
+        if any(line["step"] == step for line in read_metrics(output_dir, kind)):
+            return
     writer = tf.summary.create_file_writer(str(Path(output_dir) / kind))
     _store(Path(output_dir), writer, step, figures, kind)
     writer.close()
@@ -100,28 +105,39 @@ def _store(output_dir: Path, writer, step: int, figures: Mapping[str, float], ki
         for name, value in figures.items():
             tf.summary.scalar(name, value, step=step)
     writer.flush()
-    with open(output_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with open(output_dir / METRICS, "a", encoding="utf-8") as file:
         file.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
 
 
 def read_metrics(output_dir: str | Path, kind: str | None = None) -> list[dict[str, float]]:
     """The lines of metrics.jsonl, or those of one kind ("train" or "eval")."""
-    lines = (Path(output_dir) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [line for line in map(json.loads, lines) if kind in (None, line["kind"])]
+    return [line for line, _ in _read(Path(output_dir) / METRICS) if kind in (None, line["kind"])]
+
+
+def _read(path: Path) -> Iterator[tuple[dict[str, float], bytes]]:
+    """Each line, parsed and as it is; but for one that was not written to its end, where a process was killed."""
+    *whole, _ = path.read_bytes().split(b"\n")
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+            if not (isinstance(line, dict) and isinstance(line.get("kind"), str) and isinstance(line.get("step"), int)):
+                raise ValueError('it is no object with "kind" and "step"')
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number} is damaged ({error}). Remove that line.") from error
+        yield line, text + b"\n"
 
 
 def _cut(path: Path, last_step: int) -> None:
     """Takes out lines of later steps, and one that was not written to its end."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= last_step:
-                kept.append(line + "\n")
-        except ValueError:  # the end of the file, where the process was killed
-            break
-    write_text(path, "".join(kept))
+    if path.exists():
+        write_bytes(path, b"".join([text for line, text in _read(path) if line["step"] <= last_step]))
+
+
+def _drop_half_line(path: Path) -> None:
+    """Takes out what a killed process has left at the end, and touches nothing else: a run may be going on."""
+    content = path.read_bytes()
+    if (end := content.rfind(b"\n") + 1) < len(content):
+        os.truncate(path, end)
 
 
 def _short(name: str) -> str:

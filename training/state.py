@@ -12,13 +12,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import keras
 import numpy as np
 
+from data.aside import written_aside
 from data.text_files import check_writable
 from modeling import google
 from modeling.errors import CheckpointError
@@ -26,6 +27,7 @@ from modeling.errors import CheckpointError
 _LOCK = Path("train_state", "lock")
 _PREFIX = "step-"
 BEST_PREFIX = "best-"  # weights alone, see training/best.py
+TRIAL = "trial-{}"  # a run of its own, see training/trials.py
 
 
 class TrainState:
@@ -71,12 +73,24 @@ class TrainState:
         return step
 
     def newest(self) -> tuple[int | None, dict[str, np.ndarray]]:
-        """The newest state that is whole: its step, None where there is none, and its values by name."""
-        for step in reversed(self.steps()):
+        """The newest state that is whole: its step, None where no state was written yet, and its values by name.
+
+        Raises:
+            CheckpointError: there are states, but none of them is whole.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
             try:
                 return step, google.read_variables(self.prefix(step), with_optimizer=True)
             except CheckpointError as error:
                 logging.getLogger(__name__).warning("Passed over the state of step %d: %s", step, error)
+        if steps:  # to begin again would throw away what metrics and weights there are
+            names = ", ".join(f"{_PREFIX}{step}" for step in steps)
+            raise CheckpointError(
+                f"No state of the run in {self.directory} can be read: {names}. Bring them back from a copy; or, to "
+                f"begin again, remove {self.directory} and {google.CHECKPOINT_NAME}.* beside it, or use another "
+                "--output_dir."
+            )
         return None, {}
 
     def steps(self) -> list[int]:
@@ -133,12 +147,10 @@ class RunRecord:
         self._path = Path(output_dir) / "train_state" / "run.json"
 
     def load(self) -> dict[str, Any] | None:
-        try:
-            return json.loads(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise ValueError(f"{self._path} is damaged ({error}): the run cannot be continued.") from error
+        return load_object(self._path, "Without it the run cannot be continued: use another --output_dir.")
+
+    def exists(self) -> bool:
+        return self._path.exists()
 
     def save(self, flags: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,10 +162,13 @@ class RunRecord:
 
     def final_step(self) -> int:
         """What `finish` noted; the last step where nothing was, and 0 where there was no run."""
+        path = self._path.with_name("final_step")
         try:
-            return int(self._path.with_name("final_step").read_text(encoding="utf-8"))
+            return int(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return (self.load() or {}).get("num_train_steps", 0)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}). Run the training command again to write it anew.") from None
 
     def check(self, flags: Mapping[str, Any], at_default: Collection[str] = ()) -> None:
         """Raises where a flag has another value than in the run that is there.
@@ -206,8 +221,40 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return differences
 
 
+def load_object(path: Path, advice: str) -> dict[str, Any] | None:
+    """What a JSON file holds by name; None where there is no file. A damaged one is told, with advice."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it should hold an object, not {type(values).__name__}")
+        return values
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}). {advice}") from error
+
+
+class HeldDirectory:
+    """An output directory that this process alone writes to."""
+
+    def __init__(self, output_dir: str | Path, lock: TextIO):
+        self._output_dir = Path(output_dir)
+        self._lock = lock
+
+    def check(self) -> None:
+        """Raises where the directory, or what tells of its run, was removed: it may be that of another run by now."""
+        with contextlib.suppress(FileNotFoundError):
+            is_same = os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._output_dir / _LOCK))
+            if is_same and RunRecord(self._output_dir).exists():
+                return
+        raise ValueError(
+            f"{self._output_dir} was removed while the run was going on, or its train_state was: what came after the "
+            "last state is not saved. Start it again."
+        )
+
+
 @contextlib.contextmanager
-def locked(output_dir: str | Path):
+def locked(output_dir: str | Path) -> Iterator[HeldDirectory]:
     """Holds an output directory, so that two runs do not write into it at once. The lock goes with the process."""
     path = Path(output_dir) / _LOCK
     check_writable(path.parent, "output_dir")
@@ -219,15 +266,29 @@ def locked(output_dir: str | Path):
             raise ValueError(
                 f"Another process is training in {output_dir}. Wait for it, or use another --output_dir."
             ) from None
-        yield
+        yield HeldDirectory(output_dir, file)
 
 
 def check_free(output_dir: str | Path) -> None:
-    """Refuses a directory that another run holds, or that cannot be written to. Writes nothing."""
+    """Refuses a directory that a run could not write to: see `check_no_model` and `locked`. Writes nothing."""
     check_writable(Path(output_dir) / "train_state", "output_dir")
+    if not (Path(output_dir) / TRIAL.format(0)).exists():  # else the model is the best of its trials
+        check_no_model(output_dir)
     if (Path(output_dir) / _LOCK).exists():
         with locked(output_dir):
             pass
+
+
+def check_no_model(output_dir: str | Path) -> None:
+    """Refuses a directory with a model that is of no run there: a new run would write its own over it."""
+    if TrainState(output_dir, {}).steps():
+        return
+    for name in (f"{google.CHECKPOINT_NAME}.index", "model.safetensors"):
+        if (path := Path(output_dir) / name).exists():
+            raise ValueError(
+                f"{path} is a model, and no run in {output_dir} can be continued: a new one would overwrite it. Use "
+                "another --output_dir, or move it away."
+            )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -237,13 +298,5 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """See `write_text`."""
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:  # of a disk that is full: half a file would only fill it more
-        aside.unlink(missing_ok=True)
-        raise
+    with written_aside(path) as file:
+        file.write(content)

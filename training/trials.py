@@ -3,18 +3,19 @@
 import json
 import logging
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from training.state import write_text
+import numpy as np
 
-_SUBDIRECTORY = "trial-{}"
+from data.aside import written_aside
+from training.best import merit
+from training.state import TRIAL, write_text
 
 
 def trial_dir(output_dir: str, trial: int, num_trials: int) -> str:
     """The directory of a trial: one of its own, unless there is only one."""
-    return output_dir if num_trials == 1 else str(Path(output_dir) / _SUBDIRECTORY.format(trial))
+    return output_dir if num_trials == 1 else str(Path(output_dir) / TRIAL.format(trial))
 
 
 def run_trials(
@@ -48,24 +49,22 @@ def keep_best(output_dir: str, results: Sequence[Mapping[str, float]], seeds: Se
         output_dir: of all trials.
         results: figures of each trial.
         seeds: of each trial.
-        metric: the figure that decides; the lowest is best of a loss, the highest of anything else.
+        metric: the figure that decides, see `merit`.
     """
-    sign = -1.0 if metric.endswith("loss") else 1.0
-    best = max(range(len(results)), key=lambda trial: sign * results[trial][metric])
+    best = max(range(len(results)), key=lambda trial: merit(metric, results[trial][metric]))
     directory = Path(trial_dir(output_dir, best, len(results)))
     (Path(output_dir) / "train_state").mkdir(exist_ok=True)
     for path in sorted([*directory.iterdir(), directory / "train_state" / "final_step"]):
         if path.is_file():
             target = Path(output_dir) / path.relative_to(directory)
-            aside = target.with_name(f".{target.name}.part")
-            shutil.copyfile(path, aside)
-            aside.replace(target)
+            with open(path, "rb") as source, written_aside(target) as file:
+                shutil.copyfileobj(source, file)
     summary = {
         "best_trial": best,
         "chosen_by": metric,
         "trials": [dict(result) | {"seed": seed} for result, seed in zip(results, seeds, strict=True)],
-        "mean": {name: statistics.fmean(result[name] for result in results) for name in results[0]},
-        "deviation": {name: statistics.stdev(result[name] for result in results) for name in results[0]},
+        "mean": {name: float(np.mean([result[name] for result in results])) for name in results[0]},
+        "deviation": {name: float(np.std([result[name] for result in results], ddof=1)) for name in results[0]},
     }
     write_text(Path(output_dir) / "trials.json", json.dumps(summary, indent=2) + "\n")
     logging.getLogger(__name__).info("***** %d trials *****", len(results))

@@ -52,16 +52,27 @@ def test_of_losses_the_lowest_is_best(tmp_path):
         _ = BestWeights(tmp_path, model_of(0.0), evaluations, "f1").step
 
 
-def test_the_best_of_several_trials(tmp_path):
-    for trial, value in enumerate((0.1, 0.9, 0.5)):
+@pytest.mark.parametrize("metric", ["f1", "eval_loss"])
+def test_what_is_not_a_number_is_never_best(tmp_path, metric):
+    evaluations = Evaluations(tmp_path, last_step=0)
+    best = BestWeights(tmp_path, model_of(0.0), evaluations, metric)
+    for step, value, wanted in ((1, np.nan, 1), (2, 0.5, 2), (3, np.nan, 2)):
+        evaluations.add(step, {metric: value}, write=False)
+        assert best.step == wanted
+
+
+@pytest.mark.parametrize("values", [(0.1, 0.9, 0.5), (np.nan, 0.9, 0.5)])
+def test_the_best_of_several_trials(tmp_path, values):
+    for trial, value in enumerate(values):
         directory = tmp_path / f"trial-{trial}"
         assert str(directory) == trial_dir(str(tmp_path), trial, 3)
         (directory / "train_state").mkdir(parents=True)
         (directory / "eval_results.txt").write_text(str(value))
-    results = [{"f1": value} for value in (0.1, 0.9, 0.5)]
+    results = [{"f1": value} for value in values]
     keep_best(str(tmp_path), results, [7, 8, 9], "f1")
     assert (tmp_path / "eval_results.txt").read_text() == "0.9"
     summary = json.loads((tmp_path / "trials.json").read_text())
     assert summary["best_trial"] == 1 and summary["trials"][1] == {"f1": 0.9, "seed": 8}
-    np.testing.assert_allclose([summary["mean"]["f1"], summary["deviation"]["f1"]], [0.5, 0.4])
+    found = [summary["mean"]["f1"], summary["deviation"]["f1"]]
+    np.testing.assert_allclose(found, [np.mean(values), np.std(values, ddof=1)])
     assert trial_dir("out", 0, 1) == "out"
