@@ -3,12 +3,13 @@
 import random
 
 import pytest
+import tensorflow as tf
 
 from data.metadata import metadata_path
 from data.pretraining import InstanceOptions
 from data.records import CorruptRecords, RecordFiles, read_block
 from data.shards import Job, run_job
-from data.tfrecord import RecordError, read_records
+from data.tfrecord import AtomicRecordWriter, RecordError, read_records
 from modeling import google, hugging_face
 from modeling.config import BertConfig
 from modeling.errors import CheckpointError
@@ -154,6 +155,15 @@ def test_scripts_name_what_is_cut_flipped_or_gone(warm, flags, golden, tmp_path)
     assert f"{cut}: record 103 (at byte {starts[-1]}) is cut short" in said and "--skip_corrupt_records" in said
     said = warm.run(PRETRAINING, *spell(**flags | {"input_file": flipped}), code=1)
     assert f"{flipped}: record 7 (at byte {starts[7]}) is damaged: its checksum does not fit" in said
+    wrong = tmp_path / "wrong.tfrecord"
+    with AtomicRecordWriter(wrong) as writer:
+        for number, record in enumerate(read_offsets(golden / "pretraining_plain.tfrecord")):
+            example = tf.train.Example.FromString(record.data)
+            if number == 5:
+                example.features.feature["input_ids"].int64_list.value[3] = 2**32 + 9
+            writer.write(example.SerializeToString())
+    said = warm.run(PRETRAINING, *spell(**flags | {"input_file": wrong}), code=1)
+    assert f"{wrong}: record 5 has {2**32 + 9} in input_ids, where 0 to 699 can be" in said
     said = warm.run(PRETRAINING, *spell(**flags | {"input_file": gone}), code=1, before=VANISHES_AFTER_THE_CHECKS)
     assert f"{gone}" in said.splitlines()[-1] and "Traceback" not in said
     text = tmp_path / "text.txt"

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.faults.test_kills import CLASSIFIER, PRETRAINING, assert_same_run
-from tests.scripts import SLOW_STEPS, complaints, last_step, spell
+from tests.scripts import KILLED, SLOW_STEPS, complaints, last_step, spell
 
 
 @pytest.fixture
@@ -91,3 +91,89 @@ def test_a_directory_that_is_removed_gets_no_half_run(warm, flags, tmp_path):
     assert f"{tmp_path / 'out'} was removed while the run was going on" in running.finish(code=1)
     assert not (tmp_path / "out" / "train_state").exists()
     assert "A new run" in warm.run(PRETRAINING, *spell(**flags))
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_removed_and_taken_by_another_run(warm, flags, tmp_path):
+    """The first run ends before it writes anything into it; the second ends as if it had been alone."""
+    out, other = tmp_path / "out", flags | {"learning_rate": 1e-3, "seed": 2, "save_checkpoints_steps": 100}
+    first = warm.start(PRETRAINING, *spell(**flags | {"num_train_steps": 1000}), before=SLOW_STEPS)
+    first.wait_for(lambda: last_step(out) >= 2)
+    first.send_signal(signal.SIGSTOP)
+    shutil.rmtree(out)
+    second = warm.start(PRETRAINING, *spell(**other), before=SLOW_STEPS)
+    second.wait_for(lambda: last_step(out) >= 2)
+    first.send_signal(signal.SIGCONT)
+    assert f"{out} was removed while the run was going on" in first.finish(code=1)
+    second.finish()
+    alone = tmp_path / "alone"
+    warm.run(PRETRAINING, *spell(**other | {"output_dir": alone}))
+    assert_same_run(out, alone, last=12)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_there_is_not_overwritten(warm, flags, tuning_flags, tmp_path):
+    """Where --output_dir names the directory of --init_checkpoint, by mistake."""
+    flags |= {"num_train_steps": 1}
+    warm.run(PRETRAINING, *spell(**flags))
+    model = tmp_path / "model"
+    shutil.copytree(tmp_path / "out", model, ignore=shutil.ignore_patterns("train*", "metrics.jsonl"))
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    tuning_flags |= {"do_train": True, "output_dir": model}
+    for script, command in (
+        (PRETRAINING, flags | {"init_checkpoint": model, "output_dir": model}),
+        (CLASSIFIER, tuning_flags),
+        (CLASSIFIER, tuning_flags | {"dry_run": True}),
+    ):
+        said = warm.run(script, *spell(**command), code=1)
+        assert f"{model / 'bert_model.ckpt.index'} is a model" in said and "Use another --output_dir" in said
+        assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_a_run_whose_states_are_all_damaged_is_not_begun_again(warm, flags, tmp_path):
+    flags |= {"num_train_steps": 3, "keep_checkpoint_max": 1}
+    warm.run(PRETRAINING, *spell(**flags))
+    data = tmp_path / "out" / "train_state" / "step-3.data-00000-of-00001"
+    flipped = bytearray(data.read_bytes())
+    flipped[5000] ^= 4
+    data.write_bytes(flipped)
+    kept = [(tmp_path / "out" / name).read_bytes() for name in ("metrics.jsonl", "bert_model.ckpt.data-00000-of-00001")]
+    said = warm.run(PRETRAINING, *spell(**flags), code=1)
+    assert f"No state of the run in {tmp_path / 'out' / 'train_state'} can be read: step-3." in said
+    assert kept == [
+        (tmp_path / "out" / name).read_bytes() for name in ("metrics.jsonl", "bert_model.ckpt.data-00000-of-00001")
+    ]
+
+
+TAKES_TIME = """
+    import time
+    import data.shards
+    encode = data.shards.RecordEncoder.__call__
+    data.shards.RecordEncoder.__call__ = lambda self, instance: (time.sleep(0.02), encode(self, instance))[1]
+"""
+
+
+@pytest.mark.slow
+def test_records_that_two_want_to_write_at_once(warm, golden, tmp_path):
+    out, aside = tmp_path / "out.tfrecord", tmp_path / ".out.tfrecord.part"
+    data = {"input_file": golden / "sample_text.txt", "vocab_file": golden / "vocab.txt", "output_file": out}
+    data |= {"dupe_factor": 1}
+    first = warm.start("create_pretraining_data.py", *spell(**data), before=TAKES_TIME)
+    first.wait_for(aside.exists)
+    said = warm.run("create_pretraining_data.py", *spell(**data | {"random_seed": 2}), code=1)
+    assert f"Another process is writing {out}" in said
+    first.finish()
+    alone = tmp_path / "alone.tfrecord"
+    warm.run("create_pretraining_data.py", *spell(**data | {"output_file": alone}))
+    assert out.read_bytes() == alone.read_bytes()
+
+    # Killed, it leaves half a file, which the next one takes over.
+    data |= {"random_seed": 3, "overwrite": True}
+    killed = warm.start("create_pretraining_data.py", *spell(**data), before=TAKES_TIME)
+    killed.wait_for(aside.exists)
+    killed.send_signal(signal.SIGKILL)
+    killed.finish(code=KILLED)
+    assert aside.exists() and out.read_bytes() == alone.read_bytes()
+    warm.run("create_pretraining_data.py", *spell(**data))
+    assert not aside.exists() and out.read_bytes() != alone.read_bytes()

@@ -132,6 +132,23 @@ def test_fine_tuning_is_killed_twenty_times(warm, tuning_flags, tmp_path):
 
 
 @pytest.mark.slow
+def test_killed_in_the_last_evaluation_it_ends_with_the_same_figures(warm, tuning_flags, tmp_path):
+    """Training is over then, and nothing of it is done again; the same for an evaluation alone."""
+    tuning_flags |= {"do_train": True, "do_eval": True, "num_train_epochs": 1}
+    warm.run(CLASSIFIER, *spell(**tuning_flags))
+    victim = tmp_path / "victim"
+    tuning_flags |= {"output_dir": victim}
+    in_a_report = DIE_IN_A_REPORT.format(step=10, metrics=str(victim / "metrics.jsonl"))
+    in_an_evaluation = in_a_report.replace('value.get("step")', 'value.get("kind") == "eval" and value.get("step")')
+    for changes in ({}, {}, {"do_train": False}):
+        warm.run(CLASSIFIER, *spell(**tuning_flags | changes), code=KILLED, before=in_an_evaluation)
+        assert not (victim / "metrics.jsonl").read_text().endswith("\n")
+    assert "is done" in warm.run(CLASSIFIER, *spell(**tuning_flags))
+    assert_same_run(victim, tmp_path / "tuned", last=10)
+    assert [line["kind"] for line in metrics_without_speed(victim)] == ["train", "eval"]
+
+
+@pytest.mark.slow
 def test_killed_in_the_worst_moments_it_ends_with_the_same_bits(warm, flags, tmp_path):
     assert "A new run" in warm.run(PRETRAINING, *spell(**flags))
     victim = tmp_path / "victim"
