@@ -24,14 +24,18 @@ if not sys.stderr.isatty():
     os.environ.setdefault("TQDM_MININTERVAL", "30")
 
 heading("Running")
-_DRY_RUN = flags.DEFINE_bool(
-    "dry_run",
-    False,
-    "Whether to check everything that can be checked (flags, files, shapes, how much memory it will take), tell what "
-    "would be done, and stop.",
-)
 _DEBUG = flags.DEFINE_bool("debug", False, "Whether an error shows where in the code it happened.")
 
+# What a script that has one of these flags can do about memory.
+_TAKES_LESS_MEMORY = {
+    "train_batch_size": "Lower --train_batch_size, or keep it and go through it in parts with "
+    "--gradient_accumulation_steps; set --recompute_activations; lower --max_seq_length; or set "
+    "--dtype=mixed_bfloat16.",
+    "eval_batch_size": "If it was in evaluation, lower --eval_batch_size.",
+    "predict_batch_size": "If it was in prediction, lower --predict_batch_size.",
+    "batch_size": "Lower --batch_size.",
+    "shard_by_file": "Set --shard_by_file, so that only one text is held at a time.",
+}
 
 _arguments: list[str] = []  # the name of the script and what else is no flag, once flags are set
 
@@ -101,8 +105,19 @@ def load_tensorflow() -> None:
             os.close(kept)
 
 
+def offer_dry_run() -> None:
+    """Gives a script --dry_run, which it then has to heed before it writes. Called above the first of its headings."""
+    heading("Running")
+    flags.DEFINE_bool(
+        "dry_run",
+        False,
+        "Whether to check everything that can be checked (flags, files, shapes, how much memory it will take), tell "
+        "what would be done, and stop.",
+    )
+
+
 def is_dry_run() -> bool:
-    return _DRY_RUN.value
+    return "dry_run" in flags.FLAGS and flags.FLAGS.dry_run
 
 
 def end_dry_run(facts: Mapping[str, str]) -> NoReturn:
@@ -111,6 +126,31 @@ def end_dry_run(facts: Mapping[str, str]) -> NoReturn:
     for name, fact in facts.items():
         print(f"  {name:<12}{fact}")
     raise DryRunEnds
+
+
+def weights_memory(num_bytes: float) -> dict[str, str]:
+    """For --dry_run where nothing is trained: what is taken at least."""
+    return {"memory": f"about {num_bytes / 1e6:,.1f} MB for weights; what is done with them comes on top"}
+
+
+def check_output_file(flag: str, path: str) -> None:
+    """Refuses a file that cannot be written, before any work is spent on what goes into it."""
+    if os.path.isdir(path):
+        raise ValueError(f"--{flag}={path} is a directory. Name a file in it.")
+    _check_writable(flag, path)
+
+
+def check_output_dir(flag: str, path: str) -> None:
+    """Refuses a directory that can be neither written to nor made."""
+    if os.path.isfile(path):
+        raise ValueError(f"--{flag}={path} is a file. Name a directory.")
+    _check_writable(flag, path)
+
+
+def _check_writable(flag: str, path: str) -> None:
+    from data.text_files import check_writable  # late: it loads tqdm, which is set up above
+
+    check_writable(path, flag)
 
 
 def _parse(arguments: list[str], description: str) -> list[str]:
@@ -190,13 +230,8 @@ def _existing(path: Path) -> Path:
 
 
 def _out_of_memory(error: Exception) -> str:
-    """Names the flags of this script that make it need less."""
+    """Names the flags of this script that make it need less, and the page that tells more."""
     shape = re.search(r"tensor with shape\s?\[([\d,]+)\]", str(error))
     told = f"Out of memory{f' at a tensor of shape [{shape[1]}]' if shape else ''}."
-    if "train_batch_size" in flags.FLAGS:
-        return (
-            f"{told} Lower --train_batch_size, or keep it and go through it in parts with "
-            "--gradient_accumulation_steps; set --recompute_activations; lower --max_seq_length; or set "
-            "--dtype=mixed_bfloat16. docs/memory.md tells what each brings, and what fits."
-        )
-    return f"{told} Lower --batch_size." if "batch_size" in flags.FLAGS else told
+    advice = [text for flag, text in _TAKES_LESS_MEMORY.items() if flag in flags.FLAGS]
+    return " ".join([told, *advice, "docs/memory.md tells what takes how much, and what fits."])

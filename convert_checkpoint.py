@@ -19,38 +19,45 @@ from flag_help import heading
 # Two programs may round differently, and half precision rounds the weights, but not by more.
 _LARGEST_ROUNDING = {"float32": 1e-4, "float16": 5e-2}
 
+command_line.offer_dry_run()
+
 heading("Required")
-_INPUT = flags.DEFINE_string("input", None, "The checkpoint to read, in any format.")
+_INPUT = flags.DEFINE_string("input", None, "Read this checkpoint, which may be in any format.")
 
 heading("Output")
-_OUTPUT = flags.DEFINE_string("output", None, "Directory to write to; made where it does not exist.")
-_FORMAT = flags.DEFINE_enum("format", None, ["google", "hugging_face", "keras_hub"], "Format to write.")
+_OUTPUT = flags.DEFINE_string("output", None, "Write to this directory, which is made where it does not exist.")
+_FORMAT = flags.DEFINE_enum("format", None, ["google", "hugging_face", "keras_hub"], "Write in this format.")
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture",
     None,
-    "Hugging Face's class to write for, e.g. BertForTokenClassification; by default one with the heads of the input.",
+    "Write for this class of Hugging Face, e.g. BertForTokenClassification; by default for one with the heads of the "
+    "input.",
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "float16"], "Precision of the weights written; float16 only for hugging_face."
+    "dtype", "float32", ["float32", "float16"], "Write weights in this precision; float16 is only for hugging_face."
 )
 _VERIFY = flags.DEFINE_bool("verify", True, "Whether to run input and output on the same random tokens and compare.")
-_INSPECT = flags.DEFINE_bool("inspect", False, "Whether to print what the input holds and can do; writes nothing.")
+_INSPECT = flags.DEFINE_bool("inspect", False, "Whether to print what the input holds and can do, and write nothing.")
 
 heading("Model")
-_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The config, where none lies beside the input.")
-_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary, where none lies beside the input.")
-_DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the input tells.")
+_BERT_CONFIG_FILE = flags.DEFINE_string(
+    "bert_config_file", None, "Read the config here, where none lies beside the input."
+)
+_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Read the vocabulary here, where none lies beside the input.")
+_DO_LOWER_CASE = flags.DEFINE_bool(
+    "do_lower_case", None, "Whether the model wants text in lower case. By default the input tells."
+)
 _EXTRA_TOKENS = flags.DEFINE_string(
     "extra_tokens",
     None,
-    "A file of further tokens, one a line. They take the places of [unusedN] pieces, and then grow the embedding; the "
-    "new vocab.txt is written with the rest.",
+    "Add the tokens of this file, one a line. They take the places of [unusedN] pieces, and then grow the embedding; "
+    "the new vocab.txt is written with the rest.",
 )
 _MAX_POSITION_EMBEDDINGS = flags.DEFINE_integer(
     "max_position_embeddings",
     None,
-    "Positions of the output. Fewer than the input has are its first ones; more are repeated from the first on, for "
-    "training on longer sequences to start from.",
+    "Give the output so many positions. Fewer than the input has are its first ones; more are repeated from the first "
+    "on, for training on longer sequences to start from.",
     lower_bound=1,
 )
 _DROP_UNKNOWN = flags.DEFINE_bool("drop_unknown", False, "Whether to leave out variables that no BERT has.")
@@ -69,6 +76,7 @@ def validate_flags() -> None:
     output = Path(_OUTPUT.value)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"--output={output} is there and not empty: old files in it could be taken for new ones.")
+    command_line.check_output_dir(_OUTPUT.name, _OUTPUT.value)
 
 
 def main() -> None:
@@ -78,6 +86,7 @@ def main() -> None:
     from data.vocabulary_checks import add_tokens, check_casing, check_size
     from modeling import conversion
 
+    conversion.check_architecture(_ARCHITECTURE.value)
     source = read(_INPUT.value)
     vocab_file = _VOCAB_FILE.value or source.vocab_file
     vocab = load_vocab(vocab_file) if vocab_file else None
@@ -101,9 +110,9 @@ def main() -> None:
     source = without_unknown(source)
     if command_line.is_dry_run():
         print(conversion.describe(source))
-        command_line.end_dry_run(
-            {"output": f"{len(source.variables)} variables for {_FORMAT.value}, in {_OUTPUT.value}"}
-        )
+        facts = {"output": f"{len(source.variables)} variables for {_FORMAT.value}, in {_OUTPUT.value}"}
+        num_bytes = sum(value.nbytes for value in source.variables.values())
+        command_line.end_dry_run(facts | command_line.weights_memory(num_bytes))
     conversion.write(
         source,
         _OUTPUT.value,

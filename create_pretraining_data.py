@@ -19,19 +19,25 @@ import command_line
 from data.metadata import load_metadata
 from data.pretraining import InstanceOptions, Pieces
 from data.shards import Job, jobs_by_file, run_jobs, run_on_beam
-from data.text_files import check_writable, find_files, write_texts
+from data.text_files import find_files, write_texts
 from data.tokenization import load_vocab
 from data.vocabulary_checks import check_casing
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Required")
 _INPUT_FILE = flags.DEFINE_string(
-    "input_file", None, "Texts to read: a comma-separated list of files or globs, plain or gzip (.gz), UTF-8."
+    "input_file",
+    None,
+    "Read these texts: a comma-separated list of files or globs, plain or gzip (.gz), UTF-8; or name --tfds_name.",
 )
 _OUTPUT_FILE = flags.DEFINE_string(
-    "output_file", None, "TFRecord file to write, or a comma-separated list of files that take the records in turn."
+    "output_file",
+    None,
+    "Write this TFRecord file, or a comma-separated list of files that take the records in turn.",
 )
-_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary of the model, one piece a line.")
+_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The model has this vocabulary, one piece a line.")
 
 heading("Data")
 _DO_LOWER_CASE = flags.DEFINE_bool(
@@ -40,25 +46,49 @@ _DO_LOWER_CASE = flags.DEFINE_bool(
 _DO_WHOLE_WORD_MASK = flags.DEFINE_bool(
     "do_whole_word_mask", False, "Whether to mask all pieces of a word together instead of each by itself."
 )
-_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Length of every sequence, in pieces.")
-_MAX_PREDICTIONS_PER_SEQ = flags.DEFINE_integer(
-    "max_predictions_per_seq", 20, "The most masked pieces a sequence may have; about max_seq_length * masked_lm_prob."
+# `InstanceOptions` tells why these two are out of range, which a bound here could not.
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 128, "Every sequence has so many pieces, [CLS] and [SEP] among them. From 5 to 65535."
 )
-_RANDOM_SEED = flags.DEFINE_integer("random_seed", 12345, "Seed of all random choices.")
-_DUPE_FACTOR = flags.DEFINE_integer("dupe_factor", 10, "How often to go over the text, each time with other masks.")
-_MASKED_LM_PROB = flags.DEFINE_float("masked_lm_prob", 0.15, "Part of the pieces of a sequence that are masked.")
+_MAX_PREDICTIONS_PER_SEQ = flags.DEFINE_integer(
+    "max_predictions_per_seq",
+    20,
+    "A sequence has at most so many masked pieces; about max_seq_length * masked_lm_prob is right. From 1 to "
+    "--max_seq_length.",
+)
+_RANDOM_SEED = flags.DEFINE_integer("random_seed", 12345, "All choices are drawn from this seed. Any integer will do.")
+_DUPE_FACTOR = flags.DEFINE_integer(
+    "dupe_factor", 10, "Go over the text so many times, each time with other masks.", lower_bound=1
+)
+_MASKED_LM_PROB = flags.DEFINE_float(
+    "masked_lm_prob", 0.15, "This part of the pieces of a sequence is masked.", lower_bound=0.0, upper_bound=1.0
+)
 _SHORT_SEQ_PROB = flags.DEFINE_float(
-    "short_seq_prob", 0.1, "Part of the documents that are cut into shorter sequences, of random length."
+    "short_seq_prob",
+    0.1,
+    "This part of the documents is cut into shorter sequences, of random length.",
+    lower_bound=0.0,
+    upper_bound=1.0,
 )
 _MASKING = flags.DEFINE_enum(
     "masking",
     "static",
     ["static", "dynamic"],
-    "static: mask now, as the original does. dynamic: store every pair once (--dupe_factor is not used) and mask it "
-    "anew in each epoch of training.",
+    "With static, mask now, as the original does. With dynamic, store every pair once (--dupe_factor is not used) and "
+    "mask it anew in each epoch of training.",
+)
+_TFDS_NAME = flags.DEFINE_string(
+    "tfds_name",
+    None,
+    "Read this set of tensorflow-datasets instead of --input_file: each example is a document, each line a sentence.",
+)
+_TFDS_SPLIT = flags.DEFINE_string("tfds_split", "train", "Read this split of --tfds_name.")
+_TFDS_TEXT_KEY = flags.DEFINE_string("tfds_text_key", "text", "This feature of --tfds_name holds the text.")
+_TFDS_DATA_DIR = flags.DEFINE_string(
+    "tfds_data_dir", None, "The set --tfds_name is stored here, not in the usual place."
 )
 
-heading("Running")
+heading("Output")
 _SHARD_BY_FILE = flags.DEFINE_bool(
     "shard_by_file",
     False,
@@ -66,11 +96,13 @@ _SHARD_BY_FILE = flags.DEFINE_bool(
     "out-00000-of-00031.tfrecord and so on. Memory then depends on the largest text, and not on all of them; the "
     "records do not depend on --num_workers.",
 )
-_NUM_WORKERS = flags.DEFINE_integer(
-    "num_workers", 1, "How many processes share the work; more than one needs --shard_by_file.", lower_bound=1
-)
 _OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Whether to make records anew that are there already, also those made with other flags."
+)
+
+heading("Running")
+_NUM_WORKERS = flags.DEFINE_integer(
+    "num_workers", 1, "So many processes share the work; more than one needs --shard_by_file.", lower_bound=1
 )
 _RUNNER = flags.DEFINE_string(
     "runner",
@@ -78,15 +110,7 @@ _RUNNER = flags.DEFINE_string(
     "Run on Apache Beam with this runner, e.g. DirectRunner, FlinkRunner, SparkRunner or DataflowRunner; needs "
     "--shard_by_file.",
 )
-_BEAM_OPTIONS = flags.DEFINE_string("beam_options", "", "Options of the Beam runner, separated by spaces.")
-_TFDS_NAME = flags.DEFINE_string(
-    "tfds_name",
-    None,
-    "Read this set of tensorflow-datasets instead of --input_file: each example is a document, each line a sentence.",
-)
-_TFDS_SPLIT = flags.DEFINE_string("tfds_split", "train", "Split of --tfds_name.")
-_TFDS_TEXT_KEY = flags.DEFINE_string("tfds_text_key", "text", "Feature of --tfds_name that holds the text.")
-_TFDS_DATA_DIR = flags.DEFINE_string("tfds_data_dir", None, "Where --tfds_name is stored, if not in the usual place.")
+_BEAM_OPTIONS = flags.DEFINE_string("beam_options", "", "The Beam runner gets these options, separated by spaces.")
 
 
 def validate_flags() -> InstanceOptions:
@@ -102,6 +126,11 @@ def validate_flags() -> InstanceOptions:
         raise ValueError("--runner needs --shard_by_file: each text is one task of the pipeline.")
     if _SHARD_BY_FILE.value and "," in _OUTPUT_FILE.value:
         raise ValueError("With --shard_by_file, --output_file is one name, and the shards are named after it.")
+    if _SHARD_BY_FILE.value:  # what is written lies beside the file that is named
+        command_line.check_output_dir(_OUTPUT_FILE.name, os.path.dirname(_OUTPUT_FILE.value) or ".")
+    else:
+        for output in _OUTPUT_FILE.value.split(","):
+            command_line.check_output_file(_OUTPUT_FILE.name, output)
     vocab = load_vocab(_VOCAB_FILE.value)
     Pieces.of(vocab)
     check_casing(_DO_LOWER_CASE.value, "", vocab, _VOCAB_FILE.value)
@@ -118,6 +147,9 @@ def validate_flags() -> InstanceOptions:
 
 def main() -> None:
     options = validate_flags()
+    if _TFDS_NAME.value and command_line.is_dry_run():
+        told = f"{_TFDS_NAME.value}, split {_TFDS_SPLIT.value}; not opened, since that may download it"
+        command_line.end_dry_run({"input": told, "output": _OUTPUT_FILE.value})
     with tempfile.TemporaryDirectory() as directory:
         if _TFDS_NAME.value:
             inputs = write_texts(
@@ -135,9 +167,6 @@ def main() -> None:
             overwrite=_OVERWRITE.value,
         )
         jobs = jobs_by_file(job, _OUTPUT_FILE.value) if _SHARD_BY_FILE.value else [job]
-        for job in jobs:
-            for output in job.outputs:
-                check_writable(output, "output_file")
         if command_line.is_dry_run():
             end_dry_run(jobs)
         if _RUNNER.value:

@@ -18,56 +18,83 @@ from flag_help import heading
 
 _TASKS = ("auto", "classification", "ner", "squad", "multiple_choice", "fill_mask", "embeddings")
 
+command_line.offer_dry_run()
+
 heading("Required")
 _MODEL_DIR = flags.DEFINE_string(
     "model_dir",
     None,
-    "--output_dir of the script that trained the model; for --task=fill_mask and embeddings any checkpoint.",
+    "Export the model of this directory, the --output_dir of the script that trained it; for --task=fill_mask and "
+    "embeddings any checkpoint will do.",
 )
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where exported models go; one directory may hold several.")
+_OUTPUT_DIR = flags.DEFINE_string(
+    "output_dir", None, "Exported models go into this directory; one directory may hold several."
+)
 
-heading("Output")
-_FORMAT = flags.DEFINE_enum("format", "saved_model", ["saved_model", "tflite"], "For servers, or for phones.")
-_TASK = flags.DEFINE_enum("task", "auto", _TASKS, "What the model does; auto: what it was trained for.")
-_MODEL_NAME = flags.DEFINE_string("model_name", None, "Its name on the server; by default that of --model_dir.")
-_VERSION = flags.DEFINE_integer("version", None, "Number of the version; by default the next one.", lower_bound=1)
+heading("Model")
+_TASK = flags.DEFINE_enum("task", "auto", _TASKS, "The model does this; with auto, what it was trained for.")
 _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "bfloat16", "float16"],
-    "Of weights and of what is computed. Half of it halves the size; faster only where the machine has it in hardware.",
+    "Weights have this precision, and so has what is computed. Half of it halves the size; it is faster only where the "
+    "machine has it in hardware.",
 )
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     None,
-    "fill_mask, embeddings, TFLite: longer texts are cut; by default as long as in training, or as the model takes.",
+    "For fill_mask, embeddings and TFLite, longer texts than this are cut; by default it is as long as in training, or "
+    "as the model takes.",
+    lower_bound=1,
 )
-_TOP_K = flags.DEFINE_integer("top_k", None, "fill_mask: words for each [MASK]; 5 if not set.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer(
+    "top_k", None, "With --task=fill_mask, tell so many words for each [MASK]; 5 if not set.", lower_bound=1
+)
 _POOLING = flags.DEFINE_enum(
     "pooling",
     None,
     ["cls", "mean", "max", "second_to_last", "concat_last_4"],
-    "embeddings: how tokens become one vector, see extract_features.py; mean if not set.",
+    "With --task=embeddings, tokens become one vector in this way, see extract_features.py; mean if not set.",
 )
-_NORMALIZE = flags.DEFINE_bool("normalize", None, "embeddings: give vectors the length 1.")
+_NORMALIZE = flags.DEFINE_bool("normalize", None, "Whether, with --task=embeddings, vectors get the length 1.")
+
+heading("Data")
+_TRAIN_RECORDS = flags.DEFINE_string(
+    "train_records",
+    None,
+    "Measure the ranges of the mode int8 on these records; by default on train.tf_record of --model_dir.",
+)
+_EVAL_RECORDS = flags.DEFINE_string(
+    "eval_records", None, "Compare models in the report on these records; by default on eval.tf_record of --model_dir."
+)
 
 heading("Output")
+_FORMAT = flags.DEFINE_enum(
+    "format", "saved_model", ["saved_model", "tflite"], "Write a saved_model, for servers, or tflite, for phones."
+)
+_MODEL_NAME = flags.DEFINE_string(
+    "model_name", None, "The model has this name on the server; by default that of --model_dir."
+)
+_VERSION = flags.DEFINE_integer(
+    "version", None, "The version has this number; by default it is the next one.", lower_bound=1
+)
 _TFLITE_MODES = flags.DEFINE_list(
     "tflite_modes",
     ["float32", "dynamic_int8"],
-    "One or more of float32, float16 (half the size), dynamic_int8 (a quarter) and int8 (a quarter, with ranges that "
-    "are measured on training data).",
+    "Write one or more of float32, float16 (half the size), dynamic_int8 (a quarter) and int8 (a quarter, with ranges "
+    "that are measured on training data).",
 )
 _TFLITE_INPUT = flags.DEFINE_enum(
-    "tflite_input", "ids", ["ids", "text"], "What the model takes; text needs the ops of tensorflow-text on the phone."
+    "tflite_input",
+    "ids",
+    ["ids", "text"],
+    "The TFLite model takes this; text needs the ops of tensorflow-text on the phone.",
 )
-_RESIZABLE = flags.DEFINE_bool("resizable", False, "Take any length up to --max_seq_length, not just that one.")
-_MEDIAPIPE = flags.DEFINE_bool("mediapipe", False, "Put in what MediaPipe's text classifier or embedder reads.")
-_TRAIN_RECORDS = flags.DEFINE_string(
-    "train_records", None, "For the mode int8: records to measure ranges on; by default train.tf_record of --model_dir."
+_RESIZABLE = flags.DEFINE_bool(
+    "resizable", False, "Whether a TFLite model takes any length up to --max_seq_length, and not just that one."
 )
-_EVAL_RECORDS = flags.DEFINE_string(
-    "eval_records", None, "Records to compare models on in the report; by default eval.tf_record of --model_dir."
+_MEDIAPIPE = flags.DEFINE_bool(
+    "mediapipe", False, "Whether to put in what MediaPipe's text classifier or embedder reads."
 )
 
 
@@ -77,6 +104,9 @@ def main() -> None:
     from serving.services import load_service
 
     name = model_name()
+    output = Path(_OUTPUT_DIR.value) / name
+    if _FORMAT.value == "saved_model" and _VERSION.value and (output / str(_VERSION.value)).exists():
+        raise ValueError(f"--version={_VERSION.value} is there already, in {output}: name another, or none.")
     is_fixed = _FORMAT.value == "tflite" and _TASK.value not in ("fill_mask", "embeddings")
     service = load_service(
         _MODEL_DIR.value,
@@ -88,10 +118,20 @@ def main() -> None:
         normalize=_NORMALIZE.value,
     )
     if command_line.is_dry_run():
-        output = Path(_OUTPUT_DIR.value) / name
-        command_line.end_dry_run({"takes": ", ".join(service.inputs()), "output": f"{_FORMAT.value} in {output}"})
+        end_dry_run(service, output)
     export = export_saved_model if _FORMAT.value == "saved_model" else export_tflite
     export(service, name)
+
+
+def end_dry_run(service, output: Path) -> None:
+    from serving.tflite_export import check
+    from training.memory_estimate import num_parameters
+
+    if _FORMAT.value == "tflite":
+        check(service, **tflite_settings(service))
+    facts = {"takes": ", ".join(service.inputs()), "output": f"{_FORMAT.value} in {output}"}
+    width = 4 if _PRECISION.value == "float32" else 2
+    command_line.end_dry_run(facts | command_line.weights_memory(width * num_parameters(service.config)))
 
 
 def export_saved_model(service, name: str) -> None:
@@ -111,24 +151,33 @@ def export_tflite(service, name: str) -> None:
     from serving.tflite_export import export
     from serving.tflite_report import to_markdown
 
-    records = {}
-    for flag, usual in ((_TRAIN_RECORDS, "train.tf_record"), (_EVAL_RECORDS, "eval.tf_record")):
-        path = flag.value or str(Path(_MODEL_DIR.value) / usual)
-        records[usual] = path if flag.value or Path(path).is_file() else None
     reports = export(
         service,
         Path(_OUTPUT_DIR.value) / name,
-        _TFLITE_MODES.value,
-        _MAX_SEQ_LENGTH.value or service.settings.max_seq_length,
-        _RESIZABLE.value,
-        _TFLITE_INPUT.value == "text",
-        _MEDIAPIPE.value,
-        records["train.tf_record"],
-        records["eval.tf_record"],
+        **tflite_settings(service),
+        resizable=_RESIZABLE.value,
+        eval_file=records(_EVAL_RECORDS, "eval.tf_record"),
     )
     print(
         to_markdown(reports) if reports else "No report: models of text are not compared, others need --eval_records."
     )
+
+
+def tflite_settings(service) -> dict:
+    """Arguments of `serving.tflite_export.check`."""
+    return {
+        "modes": _TFLITE_MODES.value,
+        "max_seq_length": _MAX_SEQ_LENGTH.value or service.settings.max_seq_length,
+        "takes_text": _TFLITE_INPUT.value == "text",
+        "for_mediapipe": _MEDIAPIPE.value,
+        "train_file": records(_TRAIN_RECORDS, "train.tf_record"),
+    }
+
+
+def records(flag, usual: str) -> str | None:
+    """The file that a flag names, or the usual one if it is there."""
+    path = Path(_MODEL_DIR.value) / usual
+    return flag.value or (str(path) if path.is_file() else None)
 
 
 def validate_flags() -> None:
@@ -138,6 +187,12 @@ def validate_flags() -> None:
     directory = Path(_MODEL_DIR.value)  # or the prefix of a checkpoint
     if not directory.exists() and not list(directory.parent.glob(f"{directory.name}.*")):
         raise ValueError(f"There is nothing at --model_dir={_MODEL_DIR.value}.")
+    command_line.check_output_dir(_OUTPUT_DIR.name, _OUTPUT_DIR.value)
+    for flag in (_TRAIN_RECORDS, _EVAL_RECORDS):
+        if flag.value and not Path(flag.value).is_file():
+            raise FileNotFoundError(
+                f"There is no --{flag.name}={flag.value}: the script that trains writes such files to its --output_dir."
+            )
     modes = ("float32", "float16", "dynamic_int8", "int8")
     if not _TFLITE_MODES.value:
         raise ValueError(f"--tflite_modes is empty: name one or more of {', '.join(modes)}.")

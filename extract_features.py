@@ -29,61 +29,86 @@ from data.text_files import read_lines
 from data.tokenization import to_unicode
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Required")
-_INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, plain or gzip (.gz).")
-_TEXT = flags.DEFINE_multi_string("text", [], "A text, instead of --input_file. May be given several times.")
-_OUTPUT_FILE = flags.DEFINE_string("output_file", None, "Where the vectors go. The file appears when all are there.")
+_INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint",
+    None,
+    "Take vectors of this pre-trained or fine-tuned model, in any format that run_pretraining.py takes.",
+)
+_INPUT_FILE = flags.DEFINE_string(
+    "input_file",
+    None,
+    "Read texts from this file, one a line, plain or gzip (.gz). With --text or --sts_file it is left out.",
+)
+_OUTPUT_FILE = flags.DEFINE_string(
+    "output_file",
+    None,
+    "Write the vectors to this file, which appears when all are there. With --query, --sts_file or --attention_plot it "
+    "is left out.",
+)
+
+heading("Model")
+_BERT_CONFIG_FILE = flags.DEFINE_string(
+    "bert_config_file", None, "Read the config here, if it does not lie beside the weights."
+)
+_VOCAB_FILE = flags.DEFINE_string(
+    "vocab_file", None, "Read the vocabulary here, if it does not lie beside the weights."
+)
+_DO_LOWER_CASE = flags.DEFINE_bool(
+    "do_lower_case", None, "Whether to lower-case the text. By default the model tells, and it is True if it does not."
+)
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length",
+    128,
+    "A text has at most so many pieces, [CLS] and [SEP] among them; longer ones are cut.",
+    lower_bound=3,
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "So many texts run together; those of about the same length do.", lower_bound=1
+)
+
+heading("Data")
+_TEXT = flags.DEFINE_multi_string(
+    "text", [], "Take this text instead of those of --input_file. It may be given several times."
+)
+
+heading("Output")
 _QUERY = flags.DEFINE_multi_string(
     "query",
     [],
-    "Instead of writing vectors: print the lines of --input_file that are nearest to this text by the cosine of their "
-    "vectors. May be given several times.",
+    "Instead of writing vectors, print the lines of --input_file that are nearest to this text by the cosine of their "
+    "vectors. It may be given several times.",
 )
-_TOP_K = flags.DEFINE_integer("top_k", 5, "How many lines for each --query.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Print so many lines for each --query.", lower_bound=1)
 _STS_FILE = flags.DEFINE_string(
     "sts_file",
     None,
-    "Instead of writing vectors: compare the cosines of pairs with what people said of them. A table with the columns "
-    "sentence1, sentence2 and score, as dev.tsv of STS-B.",
+    "Instead of writing vectors, compare the cosines of pairs with what people said of them. The file is a table with "
+    "the columns sentence1, sentence2 and score, as dev.tsv of STS-B.",
 )
 _ATTENTION_PLOT = flags.DEFINE_string(
     "attention_plot",
     None,
-    "Instead of writing vectors: a directory for pictures of which piece of a text attends to which, layer-00.png and "
-    "so on with a panel for each head. Those of several texts go into line-01 and so on in it. All layers are drawn, "
+    "Instead of writing vectors, draw into this directory which piece of a text attends to which: layer-00.png and so "
+    "on, with a panel for each head. Pictures of several texts go into line-01 and so on in it. All layers are drawn, "
     "unless --layers is set.",
 )
-
-heading("Model")
-_INIT_CHECKPOINT = flags.DEFINE_string(
-    "init_checkpoint", None, "A pre-trained or fine-tuned model, in any format that run_pretraining.py takes."
-)
-_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")
-_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
-_DO_LOWER_CASE = flags.DEFINE_bool(
-    "do_lower_case", None, "Whether to lower-case the text; by default what the model tells, and True if it does not."
-)
-_MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 128, "Pieces of a text, [CLS] and [SEP] among them; longer ones are cut.", lower_bound=3
-)
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Texts that run together; those of about the same length do.", lower_bound=1
-)
-
-heading("Output")
 _LAYERS = flags.DEFINE_string(
     "layers",
     "-1,-2,-3,-4",
-    "Layers to take, by number: 0 is the first, -1 the last. With --pooling, the last one unless this is set; the "
-    "vectors of several are joined.",
+    "Take these layers, by number: 0 is the first, -1 the last. With --pooling it is the last one unless this is set; "
+    "the vectors of several are joined.",
 )
 _POOLING = flags.DEFINE_enum(
     "pooling",
     None,
     ["none", "cls", "mean", "max", "second_to_last", "concat_last_4"],
-    "none: a vector for each token. One for each text: cls, that of [CLS] (of little use without fine-tuning); mean or "
-    "max, over all tokens but padding; second_to_last, the mean in the last layer but one; concat_last_4, the mean of "
-    "the last four layers joined. By default none with --output_file, as in the original, else mean.",
+    "With none, each token has a vector. The others give one for each text: cls, that of [CLS] (of little use without "
+    "fine-tuning); mean or max, over all tokens but padding; second_to_last, the mean in the last layer but one; "
+    "concat_last_4, the mean of the last four layers joined. By default it is none with --output_file, as in the "
+    "original, else mean.",
 )
 _NORMALIZE = flags.DEFINE_bool(
     "normalize", False, "Whether vectors of texts get the length 1, so that the product of two is their cosine."
@@ -92,17 +117,19 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     "jsonl",
     ["jsonl", "npz", "tfrecord"],
-    "Of --output_file. jsonl: the original's, some 32 kB a token for four layers of 768 numbers. npz, tfrecord: 12 kB, "
-    "and sooner written and read; vectors of texts go into one of these.",
+    "Write --output_file in this format. The original's is jsonl, some 32 kB a token for four layers of 768 numbers; "
+    "npz and tfrecord take 12 kB, are sooner written and read, and are the ones for vectors of texts.",
 )
 
 heading("Devices")
 # Of the original; vectors are the same whatever they say.
-_USE_TPU = flags.DEFINE_bool("use_tpu", False, "Accepted, but vectors are computed on the devices of this machine.")
-flags.DEFINE_string("master", None, "Accepted, and not used: see --use_tpu.")
-flags.DEFINE_integer("num_tpu_cores", 8, "Accepted, and not used: see --use_tpu.")
+_USE_TPU = flags.DEFINE_bool(
+    "use_tpu", False, "This is accepted, but vectors are computed on the devices of this machine."
+)
+flags.DEFINE_string("master", None, "This is accepted, and not used: see --use_tpu.")
+flags.DEFINE_integer("num_tpu_cores", 8, "This is accepted, and not used: see --use_tpu.", lower_bound=1)
 flags.DEFINE_bool(
-    "use_one_hot_embeddings", False, "Accepted, and not used: another way to the same vectors, meant for TPUs."
+    "use_one_hot_embeddings", False, "This is accepted, and not used: another way to the same vectors, meant for TPUs."
 )
 
 # Each has a picture for every layer: nobody would look at those of a thousand.
@@ -121,8 +148,8 @@ def validate_flags() -> None:
         raise ValueError("--sts_file has texts of its own: leave out --input_file and --text.")
     if not (_STS_FILE.value or _INPUT_FILE.value or _TEXT.value):
         raise ValueError("--input_file is missing: texts, one a line. Or give them by --text.")
-    if _OUTPUT_FILE.value and os.path.isdir(_OUTPUT_FILE.value):
-        raise ValueError(f"--output_file={_OUTPUT_FILE.value} is a directory. Name a file in it.")
+    if _OUTPUT_FILE.value:
+        command_line.check_output_file(_OUTPUT_FILE.name, _OUTPUT_FILE.value)
     if not all(map(str.strip, _QUERY.value)):
         raise ValueError("A --query is empty.")
     if _ATTENTION_PLOT.value:
@@ -143,6 +170,7 @@ def validate_plot() -> None:
         raise ValueError(f"--attention_plot={path} should be a directory: there is a picture for each layer.")
     if _POOLING.value or _NORMALIZE.value:
         raise ValueError("--attention_plot draws no vectors: leave out --pooling and --normalize.")
+    command_line.check_output_dir(_ATTENTION_PLOT.name, _ATTENTION_PLOT.value)
 
 
 def pooling() -> str:
@@ -261,8 +289,9 @@ def main() -> None:
     drawn = texts_to_draw() if _ATTENTION_PLOT.value else {}
 
     command_line.load_tensorflow()  # late, so that --help does not wait for it
-    from tasks.vectors import TextEncoder
+    from tasks.vectors import TextEncoder, choose_layers
     from training.memory import keep_freed_memory
+    from training.memory_estimate import num_parameters
 
     keep_freed_memory()
     encoder = TextEncoder.load(
@@ -272,9 +301,10 @@ def main() -> None:
         _DO_LOWER_CASE.value,
         _MAX_SEQ_LENGTH.value,
     )
+    choose_layers(encoder.config, pooling(), layers())  # refuses those that the model does not have
     if command_line.is_dry_run():
-        count = len(examples) or len(drawn) or num_lines
-        command_line.end_dry_run({"model": _INIT_CHECKPOINT.value, "texts": f"{count:,}"})
+        facts = {"model": _INIT_CHECKPOINT.value, "texts": f"{len(examples) or len(drawn) or num_lines:,}"}
+        command_line.end_dry_run(facts | command_line.weights_memory(4 * num_parameters(encoder.config)))
     if examples:
         score(encoder, examples)
     elif _QUERY.value:

@@ -70,6 +70,8 @@ def find_pretrained(max_seq_length: int, needs_weights: bool = True) -> Pretrain
 
 def check_before_encoding(strategy: tf.distribute.Strategy, *batch_size_flags) -> None:
     """What can be known to be wrong before minutes are spent on the data."""
+    if is_chief(strategy):
+        command_line.check_output_dir(OUTPUT_DIR.name, OUTPUT_DIR.value)
     if DO_TRAIN.value:
         if not TRAIN_BATCH_TOKENS.value:
             check_batch_size(strategy, TRAIN_BATCH_SIZE.value, training_flags.parts(), TRAIN_BATCH_SIZE.name)
@@ -80,12 +82,20 @@ def check_before_encoding(strategy: tf.distribute.Strategy, *batch_size_flags) -
 
 
 def end_if_dry_run(
-    strategy: tf.distribute.Strategy, make_model: Callable, found: Pretrained, max_seq_length: int, **sizes: int
+    strategy: tf.distribute.Strategy,
+    make_model: Callable,
+    found: Pretrained,
+    max_seq_length: int,
+    num_choices: int = 1,
+    **sizes: int,
 ) -> None:
     """With --dry_run: builds the model, sets its weights, tells what would be done, and ends the script.
 
     Args:
         make_model: the model, when called.
+        found: what to start from.
+        max_seq_length: of a sequence.
+        num_choices: sequences of an example.
         sizes: how many examples each set has.
     """
     if not command_line.is_dry_run():
@@ -99,9 +109,10 @@ def end_if_dry_run(
         rows = TRAIN_BATCH_SIZE.value
         if TRAIN_BATCH_TOKENS.value:
             rows = max(1, TRAIN_BATCH_TOKENS.value // max_seq_length)
-        facts |= training_flags.memory(strategy, found.config, rows, max_seq_length)
+        facts |= training_flags.memory(strategy, found.config, rows * num_choices, max_seq_length)
     else:
         load_trained(model, OUTPUT_DIR.value, found)
+        facts |= command_line.weights_memory(4 * model.count_params())
     command_line.end_dry_run(facts)
 
 

@@ -8,19 +8,21 @@ from flag_help import heading
 from tasks.settings import SETTINGS_FILE
 
 heading("Required")
-OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints, figures and answers.")
+OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "The run keeps its checkpoints, figures and answers here.")
 
 heading("Model")
 INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
-    "Weights to start from: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of ours. "
-    "Random ones if it is not set.",
+    "Start from these weights: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of "
+    "ours. They are random if it is not set.",
 )
-BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The config, if it does not lie beside the weights.")
-VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "The vocabulary, if it does not lie beside the weights.")
+BERT_CONFIG_FILE = flags.DEFINE_string(
+    "bert_config_file", None, "Read the config here, if it does not lie beside the weights."
+)
+VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Read the vocabulary here, if it does not lie beside the weights.")
 DO_LOWER_CASE = flags.DEFINE_bool(
-    "do_lower_case", None, "Whether to lower-case the text; by default what the model tells, and True if it does not."
+    "do_lower_case", None, "Whether to lower-case the text. By default the model tells, and it is True if it does not."
 )
 FREEZE_LAYERS = flags.DEFINE_integer(
     "freeze_layers", 0, "Keep the embeddings and so many of the lowest layers as they are; 0 trains all.", lower_bound=0
@@ -29,24 +31,31 @@ FREEZE_LAYERS = flags.DEFINE_integer(
 heading("Training")
 DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
 DO_PREDICT = flags.DEFINE_bool("do_predict", False, "Whether to answer for data without answers.")
-TRAIN_BATCH_SIZE = flags.DEFINE_integer("train_batch_size", 32, "Sequences in a step of training.", lower_bound=1)
-PREDICT_BATCH_SIZE = flags.DEFINE_integer("predict_batch_size", 8, "Sequences in a batch of answers.", lower_bound=1)
-NUM_TRAIN_EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "How often each example is seen.", lower_bound=0.0)
+TRAIN_BATCH_SIZE = flags.DEFINE_integer(
+    "train_batch_size",
+    32,
+    "A step of training has so many sequences, of all devices together; in multiple choice, so many examples.",
+    lower_bound=1,
+)
+PREDICT_BATCH_SIZE = flags.DEFINE_integer(
+    "predict_batch_size", 8, "So many sequences are answered together.", lower_bound=1
+)
+NUM_TRAIN_EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "Each example is seen so many times.", lower_bound=0.0)
 WARMUP_PROPORTION = flags.DEFINE_float(
-    "warmup_proportion", 0.1, "Part of the steps in which the learning rate rises.", lower_bound=0.0, upper_bound=1.0
+    "warmup_proportion", 0.1, "The learning rate rises in this part of the steps.", lower_bound=0.0, upper_bound=1.0
 )
 BATCHING = flags.DEFINE_enum(
     "batching",
     "auto",
     ["auto", "padded", "trimmed", "bucketed"],
-    "padded: every sequence to the full length, as the original did. trimmed: the same batches without columns of "
-    "padding, sooner. bucketed: batches of sequences of about the same length, sooner still. auto: "
-    "trimmed, but padded where shapes have to be fixed (TPU, --jit_compile).",
+    "With padded, every sequence gets the full length, as in the original. With trimmed, the same batches go without "
+    "columns of padding, which is sooner done; with bucketed, a batch has sequences of about the same length, which is "
+    "sooner still. With auto they are trimmed, but padded where shapes have to be fixed (TPU, --jit_compile).",
 )
 TRAIN_BATCH_TOKENS = flags.DEFINE_integer(
     "train_batch_tokens",
     None,
-    "With --batching=bucketed: as many sequences in a step as have so many pieces together, padding included, instead "
+    "With --batching=bucketed, a step has as many sequences as have so many pieces together, padding included, instead "
     "of --train_batch_size.",
     lower_bound=1,
 )

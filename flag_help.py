@@ -18,6 +18,15 @@ Exit codes
   75   Told to stop (SIGTERM, Ctrl-C): everything is saved, and the same command continues.
   130  Stopped at once by a second Ctrl-C; what was saved before is there."""
 
+# What people type from habit, and what it may be called here.
+_ABBREVIATIONS = {
+    "lr": ("learning_rate",),
+    "bs": ("train_batch_size", "batch_size"),
+    "batch_size": ("train_batch_size",),
+    "epochs": ("num_train_epochs",),
+    "model": ("init_checkpoint", "model_dir"),
+}
+
 _started: list[tuple[str, str, frozenset[str]]] = []  # headings, the modules they are in, the flags before them
 
 
@@ -31,12 +40,17 @@ def heading(name: str) -> None:
 
 
 def by_heading() -> dict[str, list[flags.Flag]]:
-    """All flags that stand below a heading in its module; those of libraries that are loaded in between do not."""
+    """All flags that stand below a heading in its module; those of libraries that are loaded in between do not.
+
+    A small program needs no headings: what stands below none in the module that is run are its data.
+    """
     ends = [names for *_, names in _started[1:]] + [frozenset(flags.FLAGS)]
     found = {name: [] for name in HEADINGS}
     modules = flags.FLAGS.flags_by_module_dict()
     for (name, module, before), after in zip(_started, ends, strict=True):
         found[name] += [flag for flag in modules.get(module, ()) if flag.name in after - before]
+    placed = {flag.name for members in found.values() for flag in members}
+    found["Data"] += [flag for flag in modules.get(sys.argv[0], ()) if flag.name not in placed]
     return found
 
 
@@ -81,7 +95,9 @@ def _default(flag: flags.Flag) -> str:
 
 
 def nearest(unknown: str, known: Iterable[str]) -> list[str]:
-    """Flags that somebody may have meant: spelled alike, or with the same words in them."""
+    """Flags that somebody may have meant: known by this abbreviation, spelled alike, or with the same words in them."""
     known = sorted(known)
+    if meant := [name for name in _ABBREVIATIONS.get(unknown, ()) if name in known]:
+        return meant
     alike = difflib.get_close_matches(unknown, known, n=3, cutoff=0.7)
     return alike or [name for name in known if unknown in name or name in unknown][:3]

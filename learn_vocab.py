@@ -13,51 +13,59 @@ from absl import flags
 
 import command_line
 from data import vocabulary, word_counts
-from data.text_files import check_writable, find_files
+from data.text_files import find_files
 from flag_help import heading
+
+command_line.offer_dry_run()
 
 heading("Required")
 _INPUT_FILE = flags.DEFINE_string(
     "input_file",
     None,
-    "Text to learn from: file names or globs, with commas between them. The text is UTF-8, a sentence a line or in any "
-    "other form; bytes that are not UTF-8 are left out. Files whose name ends in .gz are decompressed.",
+    "Learn from the text of these files: names or globs, with commas between them. The text is UTF-8, a sentence a "
+    "line or in any other form; bytes that are not UTF-8 are left out. Files whose name ends in .gz are decompressed.",
 )
 _OUTPUT_FILE = flags.DEFINE_string(
-    "output_file", None, "The vocabulary to write. Its directory is made if there is none. The file appears when done."
+    "output_file",
+    None,
+    "Write the vocabulary to this file. Its directory is made if there is none. The file appears when done.",
 )
 
 heading("Model")
 _VOCAB_SIZE = flags.DEFINE_integer(
     "vocab_size",
     30522,
-    "Lines of the vocabulary, special tokens included. A small text may not have as many pieces; what was learned is "
-    "printed at the end, and vocab_size in bert_config.json has to be at least that.",
+    "The vocabulary has so many lines, special tokens included. A small text may not have as many pieces; what was "
+    "learned is printed at the end, and vocab_size in bert_config.json has to be at least that.",
     lower_bound=1,
 )
 _DO_LOWER_CASE = flags.DEFINE_bool(
-    "do_lower_case", True, "Lower-case the text, for an uncased model. Use the vocabulary with the same value."
+    "do_lower_case",
+    True,
+    "Whether to lower-case the text, for an uncased model. Use the vocabulary with the same value.",
 )
 _STRIP_ACCENTS = flags.DEFINE_bool(
-    "strip_accents", None, "Take accents off letters. If it is not set, --do_lower_case decides, as in the original."
+    "strip_accents",
+    None,
+    "Whether to take accents off letters. If it is not set, --do_lower_case decides, as in the original.",
 )
 _SPECIAL_TOKENS = flags.DEFINE_list(
     "special_tokens",
     list(vocabulary.SPECIAL_TOKENS),
-    "Tokens that the vocabulary begins with. [PAD] has to be the first; tokens of your own may follow those of BERT.",
+    "The vocabulary begins with these tokens. [PAD] has to be the first; tokens of your own may follow those of BERT.",
 )
 _NUM_UNUSED = flags.DEFINE_integer(
     "num_unused",
     0,
-    "Slots [unused0], [unused1], ... after the special tokens, to be given a meaning later without training anew. The "
-    "released English vocabulary has 994 of them.",
+    "So many slots, [unused0], [unused1] and so on, follow the special tokens, to be given a meaning later without "
+    "training anew. The released English vocabulary has 994 of them.",
     lower_bound=0,
 )
 _MAX_ALPHABET = flags.DEFINE_integer(
     "max_alphabet",
     6000,
-    "Distinct characters to keep, the most frequent ones. A word with any other character becomes [UNK]. The default "
-    "is enough for Chinese; lower it if rare characters of foreign scripts take room from the pieces.",
+    "Keep so many distinct characters, the most frequent ones. A word with any other character becomes [UNK]. The "
+    "default is enough for Chinese; lower it if rare characters of foreign scripts take room from the pieces.",
     lower_bound=1,
 )
 
@@ -66,15 +74,15 @@ _LEARNER = flags.DEFINE_enum(
     "learner",
     "wordpiece",
     ["wordpiece", "tensorflow_text"],
-    "How to learn. 'wordpiece' merges characters into longer and longer pieces until the size is reached exactly. "
+    "Learn in this way: 'wordpiece' merges characters into longer and longer pieces until the size is reached exactly; "
     "'tensorflow_text' is the learner of tensorflow-text; it takes longer and stops at a size some 5 % below or less.",
 )
 _WORDPIECE_SCORE = flags.DEFINE_enum(
     "wordpiece_score",
     "likelihood",
     vocabulary.SCORES,
-    "Which pair of pieces (a, b) the wordpiece learner merges next: the one that raises the likelihood of the text "
-    "most, or the one with the highest count(ab) / (count(a) * count(b)). The latter prefers rare pairs, cuts text "
+    "The wordpiece learner merges next the pair of pieces (a, b) that raises the likelihood of the text most, or the "
+    "one with the highest ratio, which is count(ab) / (count(a) * count(b)). The latter prefers rare pairs, cuts text "
     "into more pieces, and wants a --min_pair_count of 100 or so.",
 )
 _MIN_COUNT = flags.DEFINE_integer(
@@ -87,10 +95,10 @@ _MIN_GAIN = flags.DEFINE_float(
     "min_gain",
     0.0,
     "The wordpiece learner stops before the size is reached if the best merge raises the log-likelihood of the whole "
-    "text, in nats, by no more than this.",
+    "text, in nats, by no more than this. Any number will do; below 0, it also makes merges that lower it.",
 )
 _NUM_WORKERS = flags.DEFINE_integer(
-    "num_workers", 1, "Processes that count words. The vocabulary does not depend on it.", lower_bound=1
+    "num_workers", 1, "So many processes count words. The vocabulary does not depend on it.", lower_bound=1
 )
 
 
@@ -99,8 +107,7 @@ def validate_flags() -> None:
     for flag in (_INPUT_FILE, _OUTPUT_FILE):
         if not flag.value:
             raise ValueError(f"--{flag.name} is missing.")
-    if os.path.isdir(_OUTPUT_FILE.value):
-        raise ValueError(f"--output_file={_OUTPUT_FILE.value} is a directory. Name a file, e.g. vocab.txt in it.")
+    command_line.check_output_file(_OUTPUT_FILE.name, _OUTPUT_FILE.value)
     if not any(map(os.path.getsize, find_files(_INPUT_FILE.value, flag="input_file"))):
         raise ValueError(f"All files of --input_file={_INPUT_FILE.value} are empty. Name files with text in them.")
     reserved = vocabulary.reserved_tokens(_SPECIAL_TOKENS.value, _NUM_UNUSED.value)
@@ -116,7 +123,6 @@ def main() -> None:
     # A file that two globs match is one file.
     files = sorted(set(find_files(_INPUT_FILE.value, flag="input_file")))
     if command_line.is_dry_run():
-        check_writable(_OUTPUT_FILE.value, "output_file")
         megabytes = sum(map(os.path.getsize, files)) / 1e6
         command_line.end_dry_run({"input": f"{len(files)} files, {megabytes:.1f} MB", "output": _OUTPUT_FILE.value})
     strip_accents = _DO_LOWER_CASE.value if _STRIP_ACCENTS.value is None else _STRIP_ACCENTS.value

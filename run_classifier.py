@@ -30,24 +30,38 @@ from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SI
 from flag_help import heading
 from tasks.settings import SETTINGS_FILE
 
+command_line.offer_dry_run()
+
 heading("Required")
 _TASK_NAME = flags.DEFINE_string(
-    "task_name", None, f"{', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own."
+    "task_name",
+    None,
+    f"Learn this task: {', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own.",
 )
 
 heading("Data")
 _DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Directory of the files, as downloaded: train.tsv, dev.tsv, test.tsv."
+    "data_dir", None, "The files lie in this directory, as downloaded: train.tsv, dev.tsv, test.tsv."
 )
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "custom: the table to train on, .tsv, .csv, .jsonl or .json.")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "custom: the table to evaluate on.")
-_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "custom: the table to label; - for standard input.")
-_TEXT_COLUMN = flags.DEFINE_string("text_column", "text", "Column of the text; a number, from 0, without a header.")
-_TEXT_PAIR_COLUMN = flags.DEFINE_string("text_pair_column", None, "Column of the second text of a pair.")
-_LABEL_COLUMN = flags.DEFINE_string("label_column", "label", "Column of the label.")
-_ID_COLUMN = flags.DEFINE_string("id_column", None, "Column of ids for predictions.jsonl; by default rows are counted.")
+_TRAIN_FILE = flags.DEFINE_string(
+    "train_file", None, "With --task_name=custom, train on this table: .tsv, .csv, .jsonl or .json."
+)
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "With --task_name=custom, evaluate on this table.")
+_PREDICT_FILE = flags.DEFINE_string(
+    "predict_file", None, "With --task_name=custom, label this table; with -, label what comes on standard input."
+)
+_TEXT_COLUMN = flags.DEFINE_string(
+    "text_column", "text", "The text stands in this column; without a header, give its number, from 0."
+)
+_TEXT_PAIR_COLUMN = flags.DEFINE_string(
+    "text_pair_column", None, "The second text of a pair stands in this column, if there are pairs."
+)
+_LABEL_COLUMN = flags.DEFINE_string("label_column", "label", "The label stands in this column.")
+_ID_COLUMN = flags.DEFINE_string(
+    "id_column", None, "Take the ids of predictions.jsonl from this column; by default rows are counted."
+)
 _MULTI_LABEL = flags.DEFINE_bool("multi_label", False, "Whether a text may have several labels, or none.")
-_LABEL_SEPARATOR = flags.DEFINE_string("label_separator", ",", "What parts several labels in a column.")
+_LABEL_SEPARATOR = flags.DEFINE_string("label_separator", ",", "Several labels in a column are parted by this.")
 _REGRESSION = flags.DEFINE_bool("regression", False, "Whether the label is a number to predict.")
 _TSV_QUOTES = flags.DEFINE_bool("tsv_quotes", False, "Whether fields of a .tsv may be quoted, as spreadsheets do.")
 _SKIP_BAD_ROWS = flags.DEFINE_bool("skip_bad_rows", False, "Whether to count rows without text or label and go on.")
@@ -55,35 +69,44 @@ _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
     "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
 )
 _TFDS_NAME = flags.DEFINE_string(
-    "tfds_name", None, "A set of tensorflow-datasets, instead of files; custom is implied."
+    "tfds_name", None, "Read this set of tensorflow-datasets instead of files; --task_name=custom is implied."
 )
 _TFDS_SPLITS = flags.DEFINE_list(
-    "tfds_splits", ["train", "validation", "test"], "Its splits to train on, to evaluate on and to predict."
+    "tfds_splits",
+    ["train", "validation", "test"],
+    "Train on the first of these splits of --tfds_name, evaluate on the second, and predict the third.",
 )
-_XNLI_LANGUAGE = flags.DEFINE_enum("xnli_language", "zh", list(XNLI_LANGUAGES), "Language to evaluate XNLI in.")
+_XNLI_LANGUAGE = flags.DEFINE_enum("xnli_language", "zh", list(XNLI_LANGUAGES), "Evaluate XNLI in this language.")
 _XNLI_TRAIN_LANGUAGE = flags.DEFINE_enum(
-    "xnli_train_language", None, list(XNLI_LANGUAGES), "Language to train in, if another: en for zero-shot."
+    "xnli_train_language", None, list(XNLI_LANGUAGES), "Train XNLI in this language, if in another: en for zero-shot."
 )
 
 heading("Model")
-_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence; longer texts are cut.")
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length",
+    128,
+    "A sequence has at most so many pieces, [CLS] and [SEP] among them; longer texts are cut. Pairs need 5.",
+    lower_bound=3,
+)
 _LONG_TEXT = flags.DEFINE_enum(
     "long_text",
     "head",
     list(LONG_TEXTS),
-    "What is kept of a text that is too long: its head, its tail, a quarter from its head and the rest from its tail "
+    "Keep this of a text that is too long: its head, its tail, a quarter from its head and the rest from its tail "
     "(head_tail), or all of it in windows that vote.",
 )
 _BILSTM_HEAD = flags.DEFINE_bool("bilstm_head", False, "Whether a BiLSTM takes the place of the pooler.")
 
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the development set.")
-_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of evaluation.", lower_bound=1)
+_EVAL_BATCH_SIZE = flags.DEFINE_integer(
+    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+)
 _LABEL_SMOOTHING = flags.DEFINE_float(
-    "label_smoothing", 0.0, "How much of each target is spread over all labels.", lower_bound=0.0, upper_bound=1.0
+    "label_smoothing", 0.0, "This part of each target is spread over all labels.", lower_bound=0.0, upper_bound=1.0
 )
 _CLASS_WEIGHTS = flags.DEFINE_enum(
-    "class_weights", "none", ["none", "auto"], "auto: rare classes count for more, so that all count the same."
+    "class_weights", "none", ["none", "auto"], "With auto, rare classes count for more, so that all count the same."
 )
 _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials",
@@ -169,6 +192,8 @@ def open_sets() -> SentenceSets:
 def label_standard_input() -> None:
     """A quick look: a text a line, or `a ||| b`, each with its label and how sure the model is."""
     classifier = SentenceClassifier.load(OUTPUT_DIR.value)
+    if command_line.is_dry_run():
+        command_line.end_dry_run({"model": OUTPUT_DIR.value, "texts": "from standard input"})
     for line in filter(None, map(str.strip, sys.stdin)):
         text = tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line
         [prediction] = classifier.predict([text])

@@ -15,30 +15,38 @@ import command_line
 from data.text_files import read_lines
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Data")
-_TEXT = flags.DEFINE_multi_string("text", [], "A text with one or more [MASK]; may be given several times.")
-_INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line, instead of --text.")
+_TEXT = flags.DEFINE_multi_string(
+    "text", [], "Fill in this text, which has one or more [MASK]. It may be given several times."
+)
+_INPUT_FILE = flags.DEFINE_string("input_file", None, "Read texts from this file, one a line, instead of --text.")
 
 heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     str(Path(__file__).parent / "pretrained" / "bert-mini-books"),
-    "A pre-trained model with its masked LM head, in any format that run_pretraining.py takes; by default the small "
-    "one that comes with this project.",
+    "Ask this pre-trained model, which needs its masked LM head, in any format that run_pretraining.py takes. By "
+    "default it is the small one that comes with this project.",
 )
-_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "Its config, if it does not lie beside the weights.")
-_VOCAB_FILE = flags.DEFINE_string("vocab_file", None, "Its vocabulary, if it does not lie beside the weights.")
-_DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Casing of the text; by default what the model tells.")
+_BERT_CONFIG_FILE = flags.DEFINE_string(
+    "bert_config_file", None, "Read the config here, if it does not lie beside the weights."
+)
+_VOCAB_FILE = flags.DEFINE_string(
+    "vocab_file", None, "Read the vocabulary here, if it does not lie beside the weights."
+)
+_DO_LOWER_CASE = flags.DEFINE_bool("do_lower_case", None, "Whether to lower-case the text. By default the model tells.")
 
 heading("Output")
 _SCORE = flags.DEFINE_bool(
     "score",
     False,
-    "Instead of filling in: the pseudo-perplexity of each text (each piece hidden in turn), and of a pair the "
-    "probability that the second follows the first.",
+    "Whether to tell, instead of filling in, the pseudo-perplexity of each text (each piece hidden in turn), and of a "
+    "pair the probability that the second follows the first.",
 )
-_TOP_K = flags.DEFINE_integer("top_k", 5, "How many words for each [MASK].", lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Texts that run together.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Print so many words for each [MASK].", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "So many texts run together.", lower_bound=1)
 
 
 def texts() -> list[str]:
@@ -57,12 +65,15 @@ def _decoded(line: str | bytes) -> str:
 def main() -> None:
     command_line.load_tensorflow()  # late, so that --help does not wait for it
     from tasks.fill_mask import FillMask
+    from training.memory_estimate import num_parameters
 
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
     fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
     if command_line.is_dry_run():
-        command_line.end_dry_run({"model": _INIT_CHECKPOINT.value, "texts": f"{len(lines):,}"})
+        fill_mask.check(pairs, for_score=_SCORE.value)
+        facts = {"model": _INIT_CHECKPOINT.value, "texts": f"{len(lines):,}"}
+        command_line.end_dry_run(facts | command_line.weights_memory(4 * num_parameters(fill_mask.config)))
     if _SCORE.value:
         for line, score in zip(lines, fill_mask.score(pairs, _BATCH_SIZE.value), strict=True):
             follows = "" if score.follows is None else f"  follows {score.follows:.3f}"

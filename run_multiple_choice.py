@@ -24,16 +24,19 @@ from data.tokenization import FullTokenizer
 from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, trained_dir
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "The file to train on.")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "The file to evaluate on.")
-_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "The file whose endings to choose from; labels are not read.")
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this file.")
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this file.")
+_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Choose from the endings of this file; labels are not read.")
 _FORMAT = flags.DEFINE_enum(
     "format",
     "auto",
     list(FORMATS),
-    "Format of the files: swag (.csv with a header), codah (.tsv without one: category, prompt, four endings, index of "
-    'the right one) or jsonl ({"context": …, "endings": […], "label": 0} a line). auto goes by the end of their names.',
+    "The files have this format: swag (.csv with a header), codah (.tsv without one: category, prompt, four endings, "
+    'index of the right one) or jsonl ({"context": …, "endings": […], "label": 0} a line); auto goes by the end of '
+    "their names.",
 )
 _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
     "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
@@ -41,14 +44,19 @@ _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
 
 heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 128, "Pieces of a context with one of its endings; longer ones are cut."
+    "max_seq_length",
+    128,
+    "A context with one of its endings has at most so many pieces, [CLS] and [SEP] among them; longer ones are cut.",
+    lower_bound=5,
 )
 
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
-_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Examples in a batch of evaluation.", lower_bound=1)
+_EVAL_BATCH_SIZE = flags.DEFINE_integer(
+    "eval_batch_size", 8, "A batch of the evaluation has so many examples, each with all its endings.", lower_bound=1
+)
 _LABEL_SMOOTHING = flags.DEFINE_float(
-    "label_smoothing", 0.0, "How much of each target is spread over all choices.", lower_bound=0.0, upper_bound=1.0
+    "label_smoothing", 0.0, "This part of each target is spread over all choices.", lower_bound=0.0, upper_bound=1.0
 )
 _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials",
@@ -114,7 +122,7 @@ def main() -> None:
     fine_tuning.check_before_encoding(strategy, _EVAL_BATCH_SIZE, PREDICT_BATCH_SIZE)
     sizes = {"training": len(train_choices), "evaluation": len(evaluation), "prediction": len(prediction)}
     make_model = functools.partial(ChoiceModel, found.config)
-    fine_tuning.end_if_dry_run(strategy, make_model, found, settings.max_seq_length, **sizes)
+    fine_tuning.end_if_dry_run(strategy, make_model, found, settings.max_seq_length, settings.num_choices, **sizes)
     data = encode(strategy, settings, found, train_choices, evaluation, prediction)
     run_trials(
         OUTPUT_DIR.value,

@@ -22,39 +22,53 @@ from data.tokenization import FullTokenizer
 from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SIZE, trained_dir
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Tagged text to train on.")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Tagged text to evaluate on.")
-_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Text to tag, in the same format; tags may be missing.")
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this tagged text.")
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this tagged text.")
+_PREDICT_FILE = flags.DEFINE_string(
+    "predict_file", None, "Tag this text, which is in the same format; tags may be missing."
+)
 _FORMAT = flags.DEFINE_enum(
     "format",
     "auto",
     list(FORMATS),
-    'conll: a word a line, columns parted by tabs or spaces. jsonl: {"text": …, "entities": [{"start": 0, "end": 5, '
-    '"type": "person"}]}. klue: a character a line. auto goes by the name and the first line of a file.',
+    "The files have this format: conll has a word a line, with columns parted by tabs or spaces; jsonl has lines as "
+    '{"text": …, "entities": [{"start": 0, "end": 5, "type": "person"}]}; klue has a character a line; auto goes by '
+    "the name and the first line of a file.",
 )
 _WORD_COLUMN = flags.DEFINE_integer(
-    "word_column", 0, "Column of the word, from 0; negative numbers count from the end."
+    "word_column", 0, "The word stands in this column. Any number, from 0 on; negative ones count from the end."
 )
-_TAG_COLUMN = flags.DEFINE_integer("tag_column", -1, "Column of the tag.")
+_TAG_COLUMN = flags.DEFINE_integer("tag_column", -1, "The tag stands in this column. Any number, as in --word_column.")
 _PREDICT_HAS_TAGS = flags.DEFINE_bool("predict_has_tags", True, "Whether --predict_file has a column of tags.")
-_TAG_SCHEME = flags.DEFINE_enum("tag_scheme", "auto", list(SCHEMES), "How tags mark where entities start and end.")
+_TAG_SCHEME = flags.DEFINE_enum(
+    "tag_scheme", "auto", list(SCHEMES), "Tags mark by this scheme where entities start and end; auto sees which it is."
+)
 
 heading("Model")
-_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Pieces of a sequence; longer texts go into several.")
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length",
+    128,
+    "A sequence has at most so many pieces, [CLS] and [SEP] among them; longer texts go into several.",
+    lower_bound=3,
+)
 _DOCUMENT_CONTEXT = flags.DEFINE_bool(
     "document_context", False, "Whether sequences are filled with neighbouring sentences, as in the paper."
 )
 _FEATURE_LAYERS = flags.DEFINE_list(
     "feature_layers",
     [],
-    "The paper's feature-based way: the encoder stays as it is, these layers of it, e.g. -4,-3,-2,-1, are joined, and "
-    "a BiLSTM is trained on them.",
+    "Go the paper's feature-based way: the encoder stays as it is, these layers of it, e.g. -4,-3,-2,-1, are joined, "
+    "and a BiLSTM is trained on them.",
 )
 
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
-_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of evaluation.", lower_bound=1)
+_EVAL_BATCH_SIZE = flags.DEFINE_integer(
+    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+)
 _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials", 1, "Train from so many seeds; the best ends up in --output_dir, all in trials.json.", lower_bound=1
 )

@@ -23,39 +23,50 @@ from data.tokenization import load_vocab
 from data.vocabulary_checks import check_size
 from flag_help import heading
 
+command_line.offer_dry_run()
+
 heading("Required")
-_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "The shape of the network, as JSON.")
-_INPUT_FILE = flags.DEFINE_string("input_file", None, "Records: a comma-separated list of TFRecord files or globs.")
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "Where the run keeps its checkpoints and figures.")
+_BERT_CONFIG_FILE = flags.DEFINE_string("bert_config_file", None, "This JSON file tells the shape of the network.")
+_INPUT_FILE = flags.DEFINE_string(
+    "input_file", None, "Train on these records: a comma-separated list of TFRecord files or globs."
+)
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "The run keeps its checkpoints and figures here.")
 
 heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
-    "Weights to start from: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of ours.",
+    "Start from these weights: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of "
+    "ours. They are random if it is not set.",
 )
 _ATTENTION = flags.DEFINE_enum(
     "attention",
     None,
     ["bidirectional", "causal"],
-    "causal: each piece sees only those to its left, and every position is trained to tell the next one, as in the "
-    "ablation of the paper. The config decides if this is not set.",
+    "With causal, each piece sees only those to its left, and every position is trained to tell the next one, as in "
+    "the ablation of the paper. The config decides if this is not set.",
 )
 
 heading("Data")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Records to evaluate on; --input_file if not set, as it was.")
-_VOCAB_FILE = flags.DEFINE_string(
-    "vocab_file", None, "The vocabulary of the records: checked, and copied to --output_dir. Dynamic masking needs it."
+_EVAL_FILE = flags.DEFINE_string(
+    "eval_file", None, "Evaluate on these records; on --input_file if not set, as the original does."
 )
-_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Length of the sequences in the records.")
+_VOCAB_FILE = flags.DEFINE_string(
+    "vocab_file",
+    None,
+    "The records have this vocabulary: it is checked, and copied to --output_dir. Dynamic masking needs it.",
+)
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length", 128, "The records were made with this --max_seq_length.", lower_bound=1
+)
 _MAX_PREDICTIONS_PER_SEQ = flags.DEFINE_integer(
-    "max_predictions_per_seq", 20, "The most masked pieces of a sequence in the records."
+    "max_predictions_per_seq", 20, "The records were made with this --max_predictions_per_seq.", lower_bound=1
 )
 _MASKING = flags.DEFINE_enum(
     "masking",
     "auto",
     ["auto", "static", "dynamic"],
-    "Whether records hold masks (static) or are masked anew whenever they are read (dynamic). auto sees which it is.",
+    "Whether records hold masks (static) or are masked anew whenever they are read (dynamic); auto sees which it is.",
 )
 _SKIP_CORRUPT_RECORDS = flags.DEFINE_bool(
     "skip_corrupt_records", False, "Whether to count records that cannot be read and go on, instead of stopping."
@@ -65,12 +76,16 @@ heading("Training")
 _DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate, after training if both.")
 _TRAIN_BATCH_SIZE = flags.DEFINE_integer(
-    "train_batch_size", 32, "Sequences in a step, of all devices together.", lower_bound=1
+    "train_batch_size", 32, "A step of training has so many sequences, of all devices together.", lower_bound=1
 )
-_EVAL_BATCH_SIZE = flags.DEFINE_integer("eval_batch_size", 8, "Sequences in a batch of the evaluation.", lower_bound=1)
-_NUM_TRAIN_STEPS = flags.DEFINE_integer("num_train_steps", 100000, "Steps of the whole run.", lower_bound=1)
-_NUM_WARMUP_STEPS = flags.DEFINE_integer("num_warmup_steps", 10000, "Steps of the learning rate's rise.", lower_bound=0)
-_MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "The most batches to evaluate on.", lower_bound=1)
+_EVAL_BATCH_SIZE = flags.DEFINE_integer(
+    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+)
+_NUM_TRAIN_STEPS = flags.DEFINE_integer("num_train_steps", 100000, "The whole run has so many steps.", lower_bound=1)
+_NUM_WARMUP_STEPS = flags.DEFINE_integer(
+    "num_warmup_steps", 10000, "The learning rate rises for so many steps.", lower_bound=0
+)
+_MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "Evaluate on so many batches at most.", lower_bound=1)
 _USE_NEXT_SENTENCE = flags.DEFINE_bool(
     "use_next_sentence", True, "Whether next sentence prediction is part of the loss; without it, masked words are all."
 )
@@ -138,6 +153,8 @@ def main() -> None:
     eval_input = open_input(_EVAL_FILE.value, "eval_file", config) if _EVAL_FILE.value else train_input
     strategy = training_flags.start()
     seed = training_flags.seed(_OUTPUT_DIR.value, strategy)
+    if is_chief(strategy):
+        command_line.check_output_dir(_OUTPUT_DIR.name, _OUTPUT_DIR.value)
     task = PretrainingTask(_USE_NEXT_SENTENCE.value)
     with strategy.scope():
         model = PretrainingModel(config, **training_flags.model_options(seed))
@@ -167,6 +184,7 @@ def end_dry_run(strategy, model: PretrainingModel, config: BertConfig, train_inp
         facts |= training_flags.memory(strategy, config, *sizes)
     else:
         load_weights(model, config)
+        facts |= command_line.weights_memory(4 * model.count_params())
     if _DO_EVAL.value:
         check_batch_size(strategy, _EVAL_BATCH_SIZE.value, parts=1, flag="eval_batch_size")
     command_line.end_dry_run(facts)

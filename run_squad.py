@@ -28,27 +28,45 @@ from fine_tuning_flags import DO_PREDICT, DO_TRAIN, OUTPUT_DIR, PREDICT_BATCH_SI
 from flag_help import heading
 from tasks.settings import SETTINGS_FILE
 
+command_line.offer_dry_run()
+
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Questions with answers to train on, as SQuAD's JSON.")
-_PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Questions to answer; scored if their answers are there.")
-_NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that make features of questions.", lower_bound=1)
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on these questions with answers, in SQuAD's JSON.")
+_PREDICT_FILE = flags.DEFINE_string(
+    "predict_file", None, "Answer these questions, and score the answers if the right ones are there."
+)
+_NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "So many processes make features of questions.", lower_bound=1)
 
 heading("Model")
-_MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 384, "Pieces of a window: question and part of the context.")
-_DOC_STRIDE = flags.DEFINE_integer("doc_stride", 128, "By how many pieces one window starts after the other.")
-_MAX_QUERY_LENGTH = flags.DEFINE_integer("max_query_length", 64, "Pieces of a question; longer ones are cut.")
+# `WindowEncoder` tells why it is out of range, which a bound here could not.
+_MAX_SEQ_LENGTH = flags.DEFINE_integer(
+    "max_seq_length",
+    384,
+    "A window, which is the question and part of the context, has at most so many pieces. From --max_query_length + 4 "
+    "to what the model takes.",
+)
+_DOC_STRIDE = flags.DEFINE_integer(
+    "doc_stride", 128, "Each window starts so many pieces after the one before it.", lower_bound=1
+)
+_MAX_QUERY_LENGTH = flags.DEFINE_integer(
+    "max_query_length", 64, "A question has at most so many pieces; longer ones are cut.", lower_bound=1
+)
 _VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
     "version_2_with_negative", False, "Whether questions may have no answer, as in SQuAD 2.0."
 )
 
 heading("Output")
-_N_BEST_SIZE = flags.DEFINE_integer("n_best_size", 20, "Answers in nbest_predictions.json.", lower_bound=1)
-_MAX_ANSWER_LENGTH = flags.DEFINE_integer("max_answer_length", 30, "The most pieces of an answer.", lower_bound=1)
+_N_BEST_SIZE = flags.DEFINE_integer(
+    "n_best_size", 20, "Write so many answers to nbest_predictions.json.", lower_bound=1
+)
+_MAX_ANSWER_LENGTH = flags.DEFINE_integer(
+    "max_answer_length", 30, "An answer has at most so many pieces.", lower_bound=1
+)
 _NULL_SCORE_DIFF_THRESHOLD = flags.DEFINE_string(
     "null_score_diff_threshold",
     "0.0",
-    "A question has no answer where that scores higher than the best answer by more than this. auto: the value that is "
-    "best by F1 on --predict_file, which is then kept with the model.",
+    "A question has no answer where that scores higher than the best answer by more than this number. With auto it is "
+    "the one that is best by F1 on --predict_file, which is then kept with the model.",
 )
 _OUTPUT_OFFSETS = flags.DEFINE_bool(
     "output_offsets", False, "Whether nbest_predictions.json tells where in the context each answer stands."
@@ -101,6 +119,7 @@ def validate_flags() -> None:
         directory = Path(_RAW_RESULTS_OUT.value).parent
         if not directory.is_dir() and directory != Path(OUTPUT_DIR.value or ""):
             raise ValueError(f"--raw_results_out={_RAW_RESULTS_OUT.value}: there is no such directory.")
+        command_line.check_output_file(_RAW_RESULTS_OUT.name, _RAW_RESULTS_OUT.value)
 
 
 def check_answers(settings: SquadSettings, gold: dict[str, list[str]]) -> None:
@@ -126,16 +145,9 @@ def main() -> None:
         questions = read_questions(_PREDICT_FILE.value, False, settings.version_2_with_negative)
         gold = gold_answers(questions)
     check_answers(settings, gold)
+    settings.encoder(tokenizer)  # refuses lengths that leave no room for text
     if _RAW_RESULTS_IN.value:
-        asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, OUTPUT_DIR.value, questions)
-        raw = average([load_raw(path) for path in _RAW_RESULTS_IN.value])
-        if len(raw.unique_ids) != len(asked.table):
-            raise ValueError(
-                f"--raw_results_in has logits of {len(raw.unique_ids)} windows, but {_PREDICT_FILE.value} makes "
-                f"{len(asked.table)}: use the file and the --max_seq_length, --doc_stride and --max_query_length that "
-                "they were made with."
-            )
-        return tell(found_answers(questions, asked, raw, settings, tokenizer), gold, settings, None)
+        return answer_from_logits(questions, gold, settings, tokenizer)
 
     strategy = training_flags.start()
     seed = training_flags.seed(OUTPUT_DIR.value, strategy)
@@ -168,6 +180,25 @@ def main() -> None:
             if _RAW_RESULTS_OUT.value:
                 save_raw(_RAW_RESULTS_OUT.value, raw)
             tell(found_answers(questions, asked, raw, settings, tokenizer), gold, settings, step)
+
+
+def answer_from_logits(questions, gold: dict[str, list[str]], settings: SquadSettings, tokenizer) -> None:
+    """Makes answers of the logits in --raw_results_in. No model is needed."""
+    command_line.check_output_dir(OUTPUT_DIR.name, OUTPUT_DIR.value)
+    raw = average([load_raw(path) for path in _RAW_RESULTS_IN.value])
+    if command_line.is_dry_run():
+        windows = (
+            f"{len(raw.unique_ids):,} windows; whether they are those of the questions shows when these are encoded"
+        )
+        command_line.end_dry_run({"logits": windows, "prediction": f"{len(questions):,} examples"})
+    asked = encode("eval", _PREDICT_FILE.value, settings, tokenizer, OUTPUT_DIR.value, questions)
+    if len(raw.unique_ids) != len(asked.table):
+        raise ValueError(
+            f"--raw_results_in has logits of {len(raw.unique_ids)} windows, but {_PREDICT_FILE.value} makes "
+            f"{len(asked.table)}: use the file and the --max_seq_length, --doc_stride and --max_query_length that "
+            "they were made with."
+        )
+    tell(found_answers(questions, asked, raw, settings, tokenizer), gold, settings, None)
 
 
 def find_model() -> tuple[SquadSettings, Pretrained]:

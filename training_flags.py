@@ -27,20 +27,22 @@ _DTYPE = flags.DEFINE_enum(
     "dtype",
     "float32",
     ["float32", "mixed_bfloat16", "mixed_float16"],
-    "Arithmetic of the network. Weights are float32 in any case; float16 scales its loss.",
+    "The network computes in this arithmetic. Weights are float32 in any case; float16 scales its loss.",
 )
 _RECOMPUTE_ACTIVATIONS = flags.DEFINE_bool(
     "recompute_activations",
     False,
-    "Whether to keep only the input of each layer for the backward pass and compute the rest again: about half the "
+    "Whether to keep only the input of each layer for the backward pass and compute the rest again: about a third less "
     "memory for a third more arithmetic.",
 )
 
 heading("Training")
 _OPTIMIZER = flags.DEFINE_enum(
-    "optimizer", "adamw", ["adamw", "lamb"], "adamw: the original's. lamb: for batches of thousands."
+    "optimizer", "adamw", ["adamw", "lamb"], "The original trains with adamw; lamb is for batches of thousands."
 )
-_LEARNING_RATE = flags.DEFINE_float("learning_rate", 5e-5, "The peak of the learning rate.", lower_bound=0.0)
+_LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", 5e-5, "The learning rate rises to this peak, and falls from it to 0.", lower_bound=0.0
+)
 _BIAS_CORRECTION = flags.DEFINE_bool(
     "bias_correction",
     None,
@@ -69,15 +71,15 @@ _CLIP_EACH_REPLICA = flags.DEFINE_bool(
 _GRADIENT_ACCUMULATION_STEPS = flags.DEFINE_integer(
     "gradient_accumulation_steps",
     1,
-    "In how many parts each replica goes through its share of a batch. More parts need less memory; the batch, and "
-    "what is learned from it, stay the same.",
+    "Each replica goes through its share of a batch in so many parts. More parts need less memory; the batch, and what "
+    "is learned from it, stay the same.",
     lower_bound=1,
 )
 _SEED = flags.DEFINE_integer(
     "seed",
     None,
-    "Seed of the first weights, of dropout and of the order of the data. One is drawn, and kept for when the run is "
-    "continued, if none is given.",
+    "The first weights, dropout and the order of the data are drawn from this seed. One is drawn, and kept for when "
+    "the run is continued, if none is given.",
     lower_bound=0,
     upper_bound=2**31 - 1,
 )
@@ -89,15 +91,15 @@ _DETERMINISTIC = flags.DEFINE_bool(
 _MAX_BAD_STEPS = flags.DEFINE_integer(
     "max_bad_steps",
     0,
-    "How many steps whose loss or gradients are NaN or infinite to leave out, before one more ends the run.",
+    "Leave out so many steps whose loss or gradients are NaN or infinite, before one more ends the run.",
     lower_bound=0,
 )
 _JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the training step with XLA.")
 _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
     "iterations_per_loop",
     1000,
-    "Training steps on the device between two returns to Python. Only TPUs do so unless this is set, as in the "
-    "original: a run that is told to stop does so when it returns.",
+    "The device does so many training steps between two returns to Python. Only TPUs do so unless this is set, as in "
+    "the original: a run that is told to stop does so when it returns.",
     lower_bound=1,
 )
 
@@ -106,25 +108,31 @@ _DISTRIBUTION_STRATEGY = flags.DEFINE_enum(
     "distribution_strategy",
     "auto",
     ["auto", "one_device", "mirrored", "multi_worker", "tpu"],
-    "one_device, mirrored (all GPUs of this machine), multi_worker (the machines named in TF_CONFIG) or tpu. auto "
-    "takes what it finds.",
+    "Train on one_device, mirrored (on all GPUs of this machine), multi_worker (on the machines named in TF_CONFIG) or "
+    "on a tpu; auto takes what it finds.",
 )
 _VIRTUAL_DEVICES = flags.DEFINE_integer(
     "virtual_devices", 1, "Split the CPU into so many devices, to try out mirrored without GPUs.", lower_bound=1
 )
 _USE_TPU = flags.DEFINE_bool("use_tpu", False, "Whether to use a TPU: the same as --distribution_strategy=tpu.")
-_TPU_NAME = flags.DEFINE_string("tpu_name", None, "Name of the Cloud TPU, grpc://host:port, or local on a TPU VM.")
-_TPU_ZONE = flags.DEFINE_string("tpu_zone", None, "Zone of the Cloud TPU, if it cannot be found out.")
-_GCP_PROJECT = flags.DEFINE_string("gcp_project", None, "Project of the Cloud TPU, if it cannot be found out.")
-_MASTER = flags.DEFINE_string("master", None, "Address of the TPU; --tpu_name is the newer name of this flag.")
-_NUM_TPU_CORES = flags.DEFINE_integer("num_tpu_cores", 8, "Cores of the TPU; all that are there are used.")
+_TPU_NAME = flags.DEFINE_string(
+    "tpu_name", None, "Use this TPU: the name of a Cloud TPU, grpc://host:port, or local on a TPU VM."
+)
+_TPU_ZONE = flags.DEFINE_string("tpu_zone", None, "The Cloud TPU is in this zone, if that cannot be found out.")
+_GCP_PROJECT = flags.DEFINE_string(
+    "gcp_project", None, "The Cloud TPU is of this project, if that cannot be found out."
+)
+_MASTER = flags.DEFINE_string("master", None, "Use the TPU at this address; --tpu_name is the newer name of this flag.")
+_NUM_TPU_CORES = flags.DEFINE_integer(
+    "num_tpu_cores", 8, "The TPU should have so many cores; all that are there are used.", lower_bound=1
+)
 
 heading("Output")
 _SAVE_CHECKPOINTS_STEPS = flags.DEFINE_integer(
     "save_checkpoints_steps", 1000, "Save the state of the run every so many steps.", lower_bound=1
 )
 _KEEP_CHECKPOINT_MAX = flags.DEFINE_integer(
-    "keep_checkpoint_max", 5, "How many states to keep, the newest ones.", lower_bound=1
+    "keep_checkpoint_max", 5, "Keep so many states, the newest ones.", lower_bound=1
 )
 _LOG_EVERY_STEPS = flags.DEFINE_integer(
     "log_every_steps",

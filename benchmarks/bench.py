@@ -37,6 +37,8 @@ _RESULTS, _DOCUMENT, _PICTURE = (
     Path("docs/performance.png"),
 )
 
+command_line.offer_dry_run()
+
 heading("Running")
 _QUICK = flags.DEFINE_bool(
     "quick", False, "Whether to take a few minutes: small models, few turns; docs/ is left as it is."

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import time
 
-from absl import app, flags
+from absl import flags
 
+import command_line
 from data import vocabulary, word_counts
 from data.tokenization import UNKNOWN_TOKEN, FullTokenizer, split_words
 
@@ -88,7 +89,7 @@ def measure_in_a_process(name: str, vocab_size: str) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def main(_):
+def main() -> None:
     if not glob.glob(_CORPUS.value):
         raise ValueError(f"--corpus: no file matches {_CORPUS.value!r}. Check the path, and quote globs in the shell.")
     if _MEASURE.value:
@@ -107,4 +108,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

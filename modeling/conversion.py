@@ -94,6 +94,12 @@ def with_positions(checkpoint: Checkpoint, count: int) -> Checkpoint:
     )
 
 
+def check_architecture(name: str | None) -> None:
+    """Refuses a class that Hugging Face does not have; None leaves the choice to `write`."""
+    if name is not None and name not in hugging_face.ARCHITECTURES:
+        raise CheckpointError(f"{name!r} is none of: {', '.join(hugging_face.ARCHITECTURES)}.")
+
+
 def write(
     checkpoint: Checkpoint,
     directory: str,
@@ -104,8 +110,7 @@ def write(
     dtype: str = "float32",
 ) -> None:
     """Writes weights, config and vocabulary in a format; `dtype` is for Hugging Face's alone."""
-    if architecture is not None and architecture not in hugging_face.ARCHITECTURES:
-        raise CheckpointError(f"{architecture!r} is none of: {', '.join(hugging_face.ARCHITECTURES)}.")
+    check_architecture(architecture)
     variables, config = checkpoint.variables, checkpoint.config
     if target_format == "hugging_face":
         hugging_face.write(variables, config, directory, vocab, do_lower_case, architecture, dtype)

@@ -15,7 +15,7 @@ from serving.blanks import BlankService
 from serving.choices import ChoiceService
 from serving.sentences import SentenceService
 from serving.service import Service
-from serving.tflite import Batch, Outputs, Run, convert
+from serving.tflite import Batch, Outputs, Run, check_length, convert
 from serving.tflite_report import REPORT_JSON, REPORT_MARKDOWN, LiteReport, measure, write_reports
 from serving.tflite_text import convert_text
 from serving.vectors import VectorService
@@ -50,19 +50,7 @@ def export(
         train_file: records of a script (train.tf_record), to measure the ranges of int8 on.
         eval_file: records of a script (eval.tf_record), to compare models on.
     """
-    if isinstance(service, (ChoiceService, BlankService)):
-        raise ValueError(
-            "Multiple choice and fill_mask have no TFLite form: a model there takes one sequence, and answers with as "
-            "many numbers for each."
-        )
-    is_plain = isinstance(service, SentenceService) and service.settings.long_text == "head"
-    if takes_text and not (is_plain or isinstance(service, VectorService)):
-        raise ValueError(
-            "TFLite takes text for labels, numbers and vectors, of the head of a text (--long_text=head): use "
-            "--tflite_input=ids."
-        )
-    if "int8" in modes and not train_file:
-        raise ValueError("The mode int8 measures ranges on training data: name its records by --train_records.")
+    check(service, modes, max_seq_length, takes_text, for_mediapipe, train_file)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     run = _only_output(service) if for_mediapipe else service.run
@@ -91,6 +79,33 @@ def export(
     if reports:
         write_reports(reports, directory)
     return reports
+
+
+def check(
+    service: Service,
+    modes: Sequence[str],
+    max_seq_length: int,
+    takes_text: bool = False,
+    for_mediapipe: bool = False,
+    train_file: str | None = None,
+) -> None:
+    """Refuses what `export` cannot make; arguments as there."""
+    if isinstance(service, (ChoiceService, BlankService)):
+        raise ValueError(
+            "Multiple choice and fill_mask have no TFLite form: a model there takes one sequence, and answers with as "
+            "many numbers for each."
+        )
+    check_length(service.config, max_seq_length)
+    is_plain = isinstance(service, SentenceService) and service.settings.long_text == "head"
+    if takes_text and not (is_plain or isinstance(service, VectorService)):
+        raise ValueError(
+            "TFLite takes text for labels, numbers and vectors, of the head of a text (--long_text=head): use "
+            "--tflite_input=ids."
+        )
+    if "int8" in modes and not train_file:
+        raise ValueError("The mode int8 measures ranges on training data: name its records by --train_records.")
+    if for_mediapipe:
+        _only_output(service)
 
 
 def _only_output(service: Service) -> Run:

@@ -59,6 +59,7 @@ class FillMask:
         max_seq_length: int | None = None,
         knows_next_sentence: bool = True,
     ):
+        self.config = model.config
         self._model = model
         self._knows_next_sentence = knows_next_sentence
         self._tokenizer = tokenizer
@@ -85,10 +86,7 @@ class FillMask:
             top_k: how many pieces.
             batch_size: texts that run together, padded to the longest of them.
         """
-        rows = [self._row(text) for text in texts]
-        for (ids, _), text in zip(rows, texts, strict=True):
-            if self._ids[MASK] not in ids:
-                raise ValueError(f"There is no {MASK} in {text!r}.")
+        rows = list(map(self._row_to_fill, texts))
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         results: list[list[list[Candidate]]] = [[] for _ in rows]
         for start in range(0, len(rows), batch_size):
@@ -102,10 +100,7 @@ class FillMask:
         scores = []
         for text in texts:
             ids, second = self._row(text)
-            special = (self._ids["[CLS]"], self._ids["[SEP]"])
-            places = [place for place, piece in enumerate(ids) if piece not in special]
-            if not places:
-                raise ValueError(f"There is nothing to score in {text!r}.")
+            places = self._places_to_score(ids, text)
             losses = []
             for start in range(0, len(places), batch_size):
                 some = places[start : start + batch_size]
@@ -118,6 +113,27 @@ class FillMask:
                 follows = float(self._follows(self._batch([(ids, second)], [[0]])).numpy()[0])
             scores.append(Score(float(np.exp(np.mean(losses))), len(places), follows))
         return scores
+
+    def check(self, texts: Sequence[Text], for_score: bool = False) -> None:
+        """Refuses texts that could not be filled in, or scored: too long, or with nothing in them to do so with."""
+        for text in texts:
+            if for_score:
+                self._places_to_score(self._row(text)[0], text)
+            else:
+                self._row_to_fill(text)
+
+    def _row_to_fill(self, text: Text) -> tuple[list[int], int]:
+        ids, second = self._row(text)
+        if self._ids[MASK] not in ids:
+            raise ValueError(f"There is no {MASK} in {text!r}.")
+        return ids, second
+
+    def _places_to_score(self, ids: list[int], text: Text) -> list[int]:
+        special = (self._ids["[CLS]"], self._ids["[SEP]"])
+        places = [place for place, piece in enumerate(ids) if piece not in special]
+        if not places:
+            raise ValueError(f"There is nothing to score in {text!r}.")
+        return places
 
     def _row(self, text: Text) -> tuple[list[int], int]:
         """Ids of [CLS] a [SEP] b [SEP], and where the second segment starts."""

@@ -48,16 +48,23 @@ def test_a_script_that_trains_names_what_needs_less_memory():
     for name in ("tensor", "bytes", "python_in_graph", "copy"):
         assert told[name].startswith("Out of memory"), name
         assert [fix for fix in FIXES if fix not in told[name]] == [], name
-    assert "[1048576,1099511627776]" in told["tensor"]
+    assert "[1048576,1099511627776]" in told["tensor"] and "--predict_batch_size" not in told["tensor"]
     assert told["disk"].startswith("The disk of ")
     assert "(out/x; No space left on device)" in told["disk"]
     assert told["internal"] == "Something else."
 
 
 @pytest.mark.slow
+def test_a_script_that_also_evaluates_and_predicts_names_what_counts_then():
+    told = scripts.answer_of(_ACCIDENTS, "run_ner")["tensor"]
+    assert [fix for fix in (*FIXES, "--eval_batch_size", "--predict_batch_size") if fix not in told] == []
+
+
+@pytest.mark.slow
 def test_a_script_names_only_flags_that_it_has():
-    assert scripts.answer_of(_ACCIDENTS, "run_fill_mask")["bytes"] == "Out of memory. Lower --batch_size."
-    assert scripts.answer_of(_ACCIDENTS, "learn_vocab")["bytes"] == "Out of memory."
+    page = "docs/memory.md tells what takes how much, and what fits."
+    assert scripts.answer_of(_ACCIDENTS, "run_fill_mask")["bytes"] == f"Out of memory. Lower --batch_size. {page}"
+    assert scripts.answer_of(_ACCIDENTS, "learn_vocab")["bytes"] == f"Out of memory. {page}"
 
 
 @pytest.mark.slow

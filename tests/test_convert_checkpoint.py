@@ -62,12 +62,21 @@ def test_inspects(model):
     assert "1000 pieces, uncased; its own." in result.stdout
 
 
+def test_a_dry_run_tells_the_memory_and_writes_nothing(model, tmp_path):
+    result = run(f"--input={model}", "--format=google", f"--output={tmp_path / 'out'}", "--dry_run")
+    assert result.returncode == 0, result.stderr
+    num_bytes = sum(value.nbytes for value in read_checkpoint(model).variables.values())
+    assert f"about {num_bytes / 1e6:.1f} MB for weights" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--format=google"], "--input is missing"),
         (["--input={model}", "--format=google"], "--output is missing"),
         (["--input={model}", "--output={model}", "--format=google"], "is there and not empty"),
+        (["--input={model}", "--output={model}/vocab.txt/x", "--format=google"], "vocab.txt/x cannot be written"),
         (["--input=nowhere", "--inspect"], "There is no checkpoint nowhere"),
         (
             ["--input={model}", "--inspect", "--vocab_file={golden}"],
@@ -75,6 +84,10 @@ def test_inspects(model):
         ),
         (
             ["--input={model}", "--output=x", "--format=hugging_face", "--architecture=Bart"],
+            "'Bart' is none of: BertModel",
+        ),
+        (
+            ["--input={model}", "--output=x", "--format=hugging_face", "--architecture=Bart", "--dry_run"],
             "'Bart' is none of: BertModel",
         ),
     ],

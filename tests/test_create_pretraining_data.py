@@ -171,6 +171,10 @@ def test_a_failed_text_is_named_and_the_others_are_made(flags, texts, tmp_path):
         ({"vocab_file": os.devnull}, "is empty"),
         ({"output_file": None}, "--output_file is missing"),
         ({"max_seq_length": 16}, "--max_predictions_per_seq must be between 1 and --max_seq_length (16), but is 20"),
+        ({"max_seq_length": 4}, "--max_seq_length must be at least 5, room for two tokens"),
+        ({"max_seq_length": 65536}, "--max_seq_length must be at most 65535"),
+        ({"output_file": f"{__file__}/out.tfrecord"}, "out.tfrecord cannot be written"),
+        ({"output_file": f"{__file__}/out.tfrecord", "shard_by_file": True}, "is a file. Name a directory"),
         ({"num_workers": 2}, "--num_workers needs --shard_by_file"),
         ({"input_file": os.devnull}, "No file matches"),
     ],
@@ -181,6 +185,12 @@ def test_mistakes_are_told_in_one_message(flags, changes, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not flags["output_file"].exists()
+
+
+def test_a_dry_run_downloads_nothing(flags):
+    result = run(*spell(flags, input_file=None, tfds_name="no_such_set"), "--dry_run")
+    assert result.returncode == 0, result.stderr
+    assert "no_such_set, split train; not opened" in result.stdout
 
 
 def test_hard_texts(flags, tmp_path):
@@ -231,5 +241,5 @@ def test_casing_that_does_not_fit_the_vocabulary_is_pointed_out(flags):
 
 def test_help_is_enough(flags):
     result = run("--help")
-    assert "Texts to read: a comma-separated list" in result.stdout.replace("\n    ", " ")
+    assert "Read these texts: a comma-separated list" in result.stdout.replace("\n    ", " ")
     assert "--[no]do_whole_word_mask" in result.stdout

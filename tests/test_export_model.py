@@ -20,6 +20,7 @@ from tasks.sentences import SentenceSettings
 from tasks.settings import SETTINGS_FILE
 from tasks.squad import SquadSettings
 from tests.scripts import complaints, run, spell, write_tiny_model
+from training.memory_estimate import num_parameters
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "##a", "##b", "##c", "##d", ".", ",", "?"]
 SENTENCES = SentenceSettings("single_label", ("no", "yes"), True, 16, has_pairs=True)
@@ -144,6 +145,14 @@ def test_tflite_with_a_report(tmp_path):
     }
 
 
+def test_a_dry_run_tells_the_memory_and_writes_nothing(tmp_path):
+    model = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
+    flags = spell(model_dir=model, output_dir=tmp_path / "export", precision="float16", dry_run=True)
+    parameters = num_parameters(BertConfig.from_json_file(model / "bert_config.json"))
+    assert f"about {2e-6 * parameters:.1f} MB for weights" in run("export_model.py", *flags)
+    assert not (tmp_path / "export").exists()
+
+
 def test_says_what_is_wrong(tmp_path):
     tuned = write_model(tmp_path / "mrpc", SentenceModel, SENTENCES, 2)
     tails = write_model(
@@ -167,7 +176,17 @@ def test_says_what_is_wrong(tmp_path):
         "trained on pairs": [*lite, "--mediapipe"],
         "--tflite_input=ids": [f"--model_dir={tails}", output, "--format=tflite", "--tflite_input=text"],
         "fill_mask have no TFLite form": [*of_plain, "--format=tflite", "--task=fill_mask"],
+        "vocab.txt/x cannot be written": [*of_tuned, f"--output_dir={tuned / 'vocab.txt' / 'x'}"],
+        "vocab.txt is a file. Name a directory": [*of_tuned, f"--output_dir={tuned / 'vocab.txt'}"],
+        "There is no --train_records=nowhere": [*lite, "--train_records=nowhere"],
+        "There is no --eval_records=nowhere": [*lite, "--eval_records=nowhere"],
+        "--version=3 is there already": [*of_tuned, f"--output_dir={tmp_path / 'before'}", "--version=3"],
+        # What only a model can tell, a dry run tells, too.
+        "name its records by --train_records": [*lite, "--tflite_modes=int8", "--dry_run"],
+        "leave out --mediapipe": [*lite, "--mediapipe", "--dry_run"],
+        "should be from 1 to 32": [*lite, "--max_seq_length=33", "--dry_run"],
     }
+    (tmp_path / "before" / "mrpc" / "3").mkdir(parents=True)
     for expected, said in zip(wrong, complaints("export_model.py", *wrong.values()), strict=True):
         assert expected in said
     assert not (tmp_path / "export").exists() or not list((tmp_path / "export").glob("*/*"))

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from data.tokenization import FullTokenizer
+from modeling import google
 from modeling.checkpoint import load_checkpoint
 from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
@@ -193,6 +194,15 @@ def test_draws_attention(flags, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dry_run_tells_the_memory_and_writes_nothing(flags, golden):
+    said = run(SCRIPT, *spell(**flags, dry_run=True))
+    variables = google.read_variables(golden / "model")
+    megabytes = 4e-6 * sum(value.size for name, value in variables.items() if name.startswith("bert/"))
+    assert f"about {megabytes:.1f} MB for weights" in said
+    assert not flags["output_file"].exists()
+
+
+@pytest.mark.slow
 def test_mistakes_are_told(flags, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmany\n")
@@ -210,8 +220,10 @@ def test_mistakes_are_told(flags, tmp_path):
         ({"input_file": tmp_path / "nothing.txt"}, "nothing.txt (--input_file)"),
         ({"input_file": tmp_path / "empty.txt"}, "empty.txt is empty. It should have a text a line"),
         ({"output_file": tmp_path}, "is a directory. Name a file in it"),
+        ({"output_file": tmp_path / "in.txt" / "out.jsonl"}, "out.jsonl cannot be written"),
         ({"layers": "-1,x"}, "--layers=-1,x should be numbers"),
         ({"layers": "-1,-2,-3,-4"}, "There is no layer -4: the model has 3"),
+        ({"layers": "-9", "dry_run": True}, "There is no layer -9: the model has 3"),
         ({"layers": None}, "There is no layer -4: the model has 3"),  # the original's default
         ({"pooling": "mean"}, "write them with --format=npz or tfrecord"),
         ({"normalize": True}, "--normalize is for vectors of texts: set --pooling"),
@@ -230,6 +242,7 @@ def test_mistakes_are_told(flags, tmp_path):
         (plot | {"query": "a ship"}, "by one of --output_file, --query, --sts_file and --attention_plot"),
         (plot | {"attention_plot": tmp_path / "a.png"}, "should be a directory: there is a picture for each layer"),
         (plot | {"attention_plot": tmp_path / "in.txt"}, "in.txt should be a directory"),
+        (plot | {"attention_plot": tmp_path / "in.txt" / "plots"}, "plots cannot be written"),
         (plot | {"pooling": "mean"}, "leave out --pooling and --normalize"),
         (plot | {"layers": "3"}, "There is no layer 3: the model has 3"),
         (plot | {"input_file": tmp_path / "blank.txt"}, "nothing to draw: all texts are blank"),

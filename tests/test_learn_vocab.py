@@ -91,6 +91,7 @@ def test_help_comes_without_waiting_for_tensorflow():
         (["--input_file={text}", "--special_tokens=[PAD],[PAD]"], "lacks [UNK], [CLS], [SEP], [MASK]"),
         (["--input_file={text}", "--special_tokens=[PAD],[UNK],[CLS],[SEP],[MASK],[SEP]"], "[SEP] more than once"),
         (["--input_file={text}", "--output_file={directory}"], "is a directory. Name a file"),
+        (["--input_file={text}", "--output_file={text}/vocab.txt"], "sample_text.txt/vocab.txt cannot be written"),
         (["--input_file={cut}"], "cut.txt.gz is not a whole gzip file"),
         ([], "--input_file is missing"),
     ],

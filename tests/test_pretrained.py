@@ -5,7 +5,7 @@ import pytest
 
 from modeling.checkpoint import read_checkpoint
 from tasks.fill_mask import FillMask
-from tests.scripts import ROOT, run
+from tests.scripts import ROOT, complaints, run
 
 MODEL = ROOT / "pretrained" / "bert-mini-books"
 
@@ -40,3 +40,13 @@ def test_it_fills_in_what_grammar_asks_for(fill_mask):
 def test_the_script_uses_it_by_default():
     said = run("run_fill_mask.py", "--text=He looked at her [MASK] said nothing.", "--top_k=3")
     assert "and" in said.split("\n   ")[1]
+
+
+def test_a_dry_run_of_the_script_looks_at_the_texts():
+    text = "--text=He looked at her [MASK] said nothing."
+    assert "MB for weights" in run("run_fill_mask.py", text, "--dry_run")
+    without = ["--text=He said nothing.", "--dry_run"]
+    no_mask, nothing, fine = complaints("run_fill_mask.py", without, ["--text=", "--score", *without[1:]], [text])
+    assert "There is no [MASK] in 'He said nothing.'" in no_mask
+    assert "There is nothing to score in ''" in nothing
+    assert fine == ""

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from modeling.config import BertConfig
 from modeling.google import read_variables
 from tasks.choice_predictor import ChoicePredictor
 from tests.scripts import complaints, run, spell, write_tiny_model
+from training.memory_estimate import estimate
 from training.reports import read_metrics
 
 SCRIPT = "run_multiple_choice.py"
@@ -123,6 +125,8 @@ def test_training_evaluation_prediction_and_the_same_in_python(flags, tmp_path):
     # A trained model needs no more than its directory, and another format than it was trained on will do.
     swag = write_swag(tmp_path / "test.csv", questions)
     again = {"output_dir": out, "eval_file": flags["eval_file"], "predict_file": swag, "eval_batch_size": 3}
+    said = run(SCRIPT, *spell(**again, do_eval=True, dry_run=True))
+    assert "40 examples" in said and "MB for weights" in said
     run(SCRIPT, *spell(**again, do_eval=True, do_predict=True))
     assert float(results_in(out)["eval_loss"]) == pytest.approx(float(results["eval_loss"]), abs=1e-5)
     assert results_in(out)["eval_accuracy"] == results["eval_accuracy"]
@@ -153,6 +157,16 @@ def test_trials_on_two_devices_from_tables_without_a_header(flags, tmp_path):
     assert float(results_in(tmp_path / "out")["eval_loss"]) == pytest.approx(best["eval_loss"], rel=1e-4)
     asked = ("the ship", ["a wave", "a barn", "a horse", "the field"])
     assert len(ChoicePredictor.load(tmp_path / "out").predict([asked])[0].probabilities) == 4
+
+
+@pytest.mark.slow
+def test_a_dry_run_counts_the_memory_of_every_ending(flags, tmp_path):
+    flags |= {"train_file": write_jsonl(tmp_path / "train.jsonl", choices(8, 4)), "train_batch_size": 65536}
+    said = run(SCRIPT, *spell(**flags, do_train=True, dry_run=True))
+    config = BertConfig.from_json_file(flags["bert_config_file"])
+    taken = estimate(config, batch_size=4 * 65536, seq_length=24)
+    assert f"{taken.activations / 1e9:.1f} GB for activations" in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

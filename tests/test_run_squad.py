@@ -138,6 +138,15 @@ def test_questions_without_an_answer(flags, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dry_run_reads_logits_and_writes_nothing(flags, tmp_path):
+    np.savez(tmp_path / "raw.npz", unique_ids=np.arange(7), start_logits=np.ones([7, 24]), end_logits=np.ones([7, 24]))
+    flags |= {"predict_file": write_questions(tmp_path / "dev.json", 5, seed=1), "raw_results_in": tmp_path / "raw.npz"}
+    said = run(SCRIPT, *spell(**flags, do_predict=True, dry_run=True))
+    assert "nothing was written" in said and "7 windows" in said and "5 examples" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_is_trained(flags, tmp_path):
     good = write_questions(tmp_path / "good.json", 10, seed=0)
     broken = tmp_path / "broken.json"
@@ -158,6 +167,11 @@ def test_mistakes_are_told_before_anything_is_trained(flags, tmp_path):
         (only | {"raw_results_in": tmp_path / "nowhere.npz"}, "There is no file of logits"),
         (only | {"raw_results_in": foreign}, "has logits of 1 windows"),
         (only, "There is no model"),
+        (only | {"output_dir": good}, "good.json is a file. Name a directory"),
+        (only | {"raw_results_in": foreign, "output_dir": good / "out"}, "good.json/out cannot be written"),
+        ({"raw_results_out": tmp_path}, "is a directory. Name a file in it"),
+        ({"max_query_length": 30, "dry_run": True}, "max_query_length"),
+        (only | {"raw_results_in": tmp_path / "nowhere.npz", "dry_run": True}, "There is no file of logits"),
     ]
     told = complaints(SCRIPT, *(spell(**flags | changes) for changes, _ in mistakes))
     for (_, wanted), said in zip(mistakes, told, strict=True):
