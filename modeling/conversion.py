@@ -118,10 +118,13 @@ def write(
         keras_hub.write_preset(variables, config, directory, vocab, do_lower_case)
     else:
         google.write_variables(variables, Path(directory) / google.CHECKPOINT_NAME)
-        (Path(directory) / "bert_config.json").write_text(config.to_json_string(), encoding="utf-8")
+        texts = {"bert_config.json": config.to_json_string()}
         if vocab is not None:
-            text = "".join(f"{token}\n" for token in vocab)
-            (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
+            texts["vocab.txt"] = "".join(f"{token}\n" for token in vocab)
+        for name, text in texts.items():
+            hugging_face._write_aside(
+                Path(directory) / name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8")
+            )
 
 
 def largest_difference(source: Checkpoint, target: str) -> float:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import keras_nlp
 import numpy as np
@@ -37,6 +38,21 @@ def test_round_trip_through_all_formats_is_bit_identical(source, tmp_path):
     assert current.variables.keys() == source.variables.keys()
     for name, value in source.variables.items():
         assert value.tobytes() == current.variables[name].tobytes(), name
+
+
+def test_a_write_that_fails_leaves_the_texts_that_were_there(source, tmp_path, monkeypatch):
+    conversion.write(source, tmp_path, "google", ["[PAD]", "old"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith("bert_model")}
+
+    def fill_up(path, text, encoding):
+        path.write_bytes(text.encode(encoding)[:1])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill_up)
+    with pytest.raises(OSError, match="No space left"):
+        conversion.write(source, tmp_path, "google", ["[PAD]", "new"])
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith("bert_model")}
+    assert after == before
 
 
 def test_verification_finds_a_changed_weight(source, tmp_path):
