@@ -54,10 +54,8 @@ def export(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     run = _only_output(service) if for_mediapipe else service.run
-    for name in (REPORT_JSON, REPORT_MARKDOWN):
-        (directory / name).unlink(missing_ok=True)  # of other models
     features, score = (None, None) if eval_file is None else _read_scored(service, eval_file, max_seq_length)
-    reports = []
+    reports, contents = [], {}
     for mode in modes:
         if takes_text:
             has_pairs = "text_pair" in service.inputs()
@@ -70,7 +68,11 @@ def export(
                 reports.append(measure(content, run, features, mode, score))
         if for_mediapipe:
             content = _for_mediapipe(service, content)
-        path = directory / f"model_{mode}.tflite"
+        contents[directory / f"model_{mode}.tflite"] = content
+    # What was there stays until all is made. A report is of the models beside it, so it goes before them.
+    for name in (REPORT_JSON, REPORT_MARKDOWN):
+        (directory / name).unlink(missing_ok=True)
+    for path, content in contents.items():
         write_bytes(path, content)
         logging.getLogger(__name__).info("%s: %.1f MB.", path, len(content) / 1e6)
     # What an app has to know besides: the pieces behind the ids, and the labels behind the probabilities.
