@@ -32,8 +32,8 @@ _DTYPE = flags.DEFINE_enum(
 _RECOMPUTE_ACTIVATIONS = flags.DEFINE_bool(
     "recompute_activations",
     False,
-    "Whether to keep only the input of each layer for the backward pass and compute the rest again: about a third less "
-    "memory for a third more arithmetic.",
+    "Whether to keep only the input of each layer for the backward pass and compute the rest again: about half of "
+    "the memory for a third more arithmetic.",
 )
 
 heading("Training")
