@@ -143,6 +143,7 @@ def open_input(pattern: str, flag: str, config: BertConfig) -> PretrainingInput:
         vocab=vocab,
         skip_corrupt=_SKIP_CORRUPT_RECORDS.value,
         vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size,
         change=left_to_right if config.attention == "causal" else None,
     )
 

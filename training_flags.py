@@ -223,8 +223,8 @@ def seed(output_dir: str, strategy: tf.distribute.Strategy) -> int:
         return _SEED.value
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError("Several workers have to draw the same numbers: give all of them the same --seed.")
-    before = RunRecord(output_dir).load()
-    return before["seed"] if before else secrets.randbelow(2**31)
+    before = RunRecord(output_dir).load() or {}
+    return before.get("seed", secrets.randbelow(2**31))  # one that lacks it is refused by name, with the other flags
 
 
 def model_options(seed: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def write(
         if vocab is not None:
             texts["vocab.txt"] = "".join(f"{token}\n" for token in vocab)
         for name, text in texts.items():
-            hugging_face._write_aside(
+            hugging_face.write_aside(
                 Path(directory) / name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8")
             )
 

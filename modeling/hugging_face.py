@@ -161,7 +161,7 @@ def write(
     tensors = {name: value.astype(dtype) for name, value in _tensors_of(variables, architecture).items()}
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    _write_aside(directory / _WEIGHTS, lambda path: _save(tensors, path))
+    write_aside(directory / _WEIGHTS, lambda path: _save(tensors, path))
     files = {"config.json": _config_json(config, variables, architecture)}
     if vocab is not None:
         files["vocab.txt"] = "".join(f"{token}\n" for token in vocab)
@@ -173,7 +173,7 @@ def write(
             }
         )
     for name, text in files.items():
-        _write_aside(directory / name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8"))
+        write_aside(directory / name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8"))
 
 
 def _tensors_of(variables: Mapping[str, np.ndarray], architecture: str) -> dict[str, np.ndarray]:
@@ -228,7 +228,7 @@ def _save(tensors: Mapping[str, np.ndarray], path: str) -> None:
             file.write(np.ascontiguousarray(tensor).tobytes())
 
 
-def _write_aside(path: Path, write_to) -> None:
+def write_aside(path: Path, write_to) -> None:
     aside = path.with_name(f".{path.name}.part")
     try:
         write_to(str(aside))
