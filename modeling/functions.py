@@ -41,7 +41,7 @@ def _fused(function):
 
     @functools.wraps(function)
     def run(*tensors):
-        if _is_compiling.get() and all(tensor.shape.is_fully_defined() for tensor in tensors):
+        if _is_compiling.get() and all(tensor is None or tensor.shape.is_fully_defined() for tensor in tensors):
             return compiled(*tensors)
         return function(*tensors)
 
@@ -153,37 +153,57 @@ def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
     """
     is_dropping = seed is not None and rate > 0.0
     shape = tf.concat([tf.shape(query)[:3], tf.shape(key)[2:3]], axis=0)  # B, N, F, T
-    is_kept = _is_kept(shape, rate, seed) if is_dropping else tf.constant(True)
+    is_kept = _is_kept(shape, rate, seed) if is_dropping else None
     scale = 1.0 / (1.0 - rate) if is_dropping else 1.0
-
-    def dropped(x, is_kept):
-        return x * tf.cast(is_kept, x.dtype) if is_dropping else x
 
     @tf.custom_gradient
     def attend(query, key, value):
-        # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
-        scores = _wide(tf.matmul(query, key, transpose_b=True))  # [B, N, F, T]
-        probabilities = tf.nn.softmax(scores + tf.cast(mask_penalty, scores.dtype))
-        probabilities = tf.cast(probabilities, query.dtype)
+        scores = tf.matmul(query, key, transpose_b=True)  # [B, N, F, T]
+        probabilities, dropped = _probabilities(scores, mask_penalty, is_kept)
         # What is kept is scaled up here and not among the probabilities, which are many more.
-        context = tf.matmul(dropped(probabilities, is_kept), value) * scale  # [B, N, F, D]
+        context = tf.matmul(dropped, value) * scale  # [B, N, F, D]
 
         def gradient(d_context, _):
             sums = tf.reduce_sum(_wide(d_context) * _wide(context), axis=-1, keepdims=True)  # [B, N, F, 1]
             sums = tf.cast(sums, query.dtype)
             d_context = d_context * scale
-            with tf.control_dependencies([d_context]):
-                # Without this, TensorFlow would see that it has all this already, and keep it up to here.
-                kept = tf.identity(is_kept)
-            d_value = tf.matmul(dropped(probabilities, kept), d_context, transpose_a=True)  # [B, N, T, D]
+            kept = _again(is_kept, d_context)
+            d_value = tf.matmul(_dropped(probabilities, kept), d_context, transpose_a=True)  # [B, N, T, D]
             d_dropped = tf.matmul(d_context, value, transpose_b=True)  # [B, N, F, T]
-            d_scores = probabilities * (dropped(d_dropped, kept) - sums)
+            d_scores = _scores_gradient(probabilities, d_dropped, kept, sums)
             return tf.matmul(d_scores, key), tf.matmul(d_scores, query, transpose_a=True), d_value
 
         return (context, probabilities), gradient
 
     context, probabilities = attend(query, key, value)
     return context, tf.stop_gradient(probabilities)
+
+
+@_fused
+def _probabilities(scores, mask_penalty, is_kept):
+    # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
+    wide = _wide(scores)
+    probabilities = tf.cast(tf.nn.softmax(wide + tf.cast(mask_penalty, wide.dtype)), scores.dtype)
+    return probabilities, _dropped(probabilities, is_kept)
+
+
+@_fused
+def _scores_gradient(probabilities, d_dropped, is_kept, sums):
+    return probabilities * (_dropped(d_dropped, is_kept) - sums)
+
+
+@_fused
+def _dropped(x, is_kept):
+    return x if is_kept is None else x * tf.cast(is_kept, x.dtype)
+
+
+def _again(is_kept, after):
+    """The same mask for the backward pass. Without this, TensorFlow would see that it has the mask as floats already,
+    and keep those up to there: four times the bytes."""
+    if is_kept is None:
+        return None
+    with tf.control_dependencies([after]):
+        return tf.identity(is_kept)
 
 
 def _wide(x):
@@ -200,7 +220,18 @@ def dropout(x, rate: float, seed):
     """
     if seed is None or rate == 0.0:
         return x
-    return x * (tf.cast(_is_kept(tf.shape(x), rate, seed), x.dtype) * (1.0 / (1.0 - rate)))
+    is_kept, scale = _is_kept(tf.shape(x), rate, seed), tf.constant(1.0 / (1.0 - rate), x.dtype)
+
+    @tf.custom_gradient
+    def drop(x):
+        return _scaled(x, is_kept, scale), lambda dy: _scaled(dy, _again(is_kept, dy), scale)
+
+    return drop(x)
+
+
+@_fused
+def _scaled(x, is_kept, scale):
+    return x * (tf.cast(is_kept, x.dtype) * scale)
 
 
 def _is_kept(shape, rate: float, seed):
