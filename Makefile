@@ -31,7 +31,7 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	  --bert_config_file=examples/quickstart_config.json --output_dir=quickstart/model --max_seq_length=32 \
 	  --max_predictions_per_seq=5 --do_train --do_eval --train_batch_size=64 --num_train_steps=1500 --num_warmup_steps=150 \
 	  --learning_rate=1e-3 --continuous_schedule --seed=1 --log_every_steps=100
-	@echo "5. What it would fill in; and what a model does that has read novels for three hours (pretrained/bert-mini-books):"
+	@echo "5. What it would fill in; and what a model does that has read novels for some hours (pretrained/bert-mini-books):"
 	$(RUN) run_fill_mask.py --init_checkpoint=quickstart/model --text='Returns the [MASK] of the array.' \
 	  --text='If [MASK], the default value is used.'
 	$(RUN) run_fill_mask.py --text='He looked at her [MASK] said nothing.' --text='They had been there for a long [MASK].'
