@@ -18,6 +18,10 @@ class Bounds(NamedTuple):
     type_vocab_size: int = 2
 
 
+# Bounds that the config of the model sets, by feature: one of both may be the wrong one.
+_SET_BY = {"input_ids": "vocab_size", "masked_lm_ids": "vocab_size", "segment_ids": "type_vocab_size"}
+
+
 class RecordCheck:
     """Finds records that have features of other lengths, or numbers out of bounds.
 
@@ -52,9 +56,13 @@ class RecordCheck:
             is_outside = columns[name].view(np.uint64) >= self._ends[name]  # as negative numbers are, too
             if is_outside.any():
                 for row, column in np.argwhere(is_outside):
-                    value, last = columns[name][row, column], self._ends[name] - 1
-                    found[int(row)] = f"has {value} in {name}, where 0 to {last} can be"
+                    found[int(row)] = self._out_of_bounds(name, columns[name][row, column])
         return found
+
+    def _out_of_bounds(self, name: str, value: int) -> str:
+        end = self._ends[name]
+        reason = f": {_SET_BY[name]} in --bert_config_file is {end}" if name in _SET_BY else ""
+        return f"has {value} in {name}, where 0 to {end - 1} can be{reason}"
 
     def _parse(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
         with tf.device("CPU:0"):

@@ -122,7 +122,7 @@ def write_config(path: Path, vocab_size: int) -> BertConfig:
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         num_attention_heads=2,
         intermediate_size=16,
         max_position_embeddings=512,
