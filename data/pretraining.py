@@ -271,14 +271,15 @@ def _mask(tokens: array, b_start: int, pieces: Pieces, options: InstanceOptions,
     Returns the positions in rising order, and what stood there.
     """
     num_to_predict = min(options.max_predictions_per_seq, max(1, int(round(len(tokens) * options.masked_lm_prob))))
-    candidates = [*range(1, b_start - 1), *range(b_start, len(tokens) - 1)]
+    candidates = list(range(1, len(tokens) - 1))
+    del candidates[b_start - 2]  # the [SEP] between the two
     if options.do_whole_word_mask:
         chosen = _whole_words(_words(tokens, candidates, pieces.continues), num_to_predict, rng)
     else:
         chosen = first_of_shuffled(candidates, num_to_predict, rng)
 
     positions = sorted(chosen)
-    labels = [tokens[position] for position in positions]
+    labels = list(map(tokens.__getitem__, positions))
     draw = rng.random
     for position in chosen:  # in the order they were chosen, which is the order of the draws
         if draw() < 0.8:
