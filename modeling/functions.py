@@ -71,16 +71,27 @@ def _tanh_gate(x):
     return tf.sigmoid(_GELU_SCALE * (x + 0.044715 * x * x * x))
 
 
+def plain_tanh_gelu(x):
+    """The same in the terms in which TensorFlow sees that it is a gelu and computes it within the product before it, and
+    TFLite that it has an operation for it. Both take only what nobody else looks at, so this is for outside of training.
+    """
+    with tf.name_scope("gelu"):  # TensorFlow does not look for it across scopes of different depth
+        return 0.5 * x * (1.0 + tf.tanh(0.5 * _GELU_SCALE * (x + 0.044715 * tf.pow(x, 3))))
+
+
 @tf.custom_gradient
 def erf_gelu(x):
     """The exact gelu: x times the normal distribution function, by way of the error function."""
     return _erf_gelu(x), lambda dy: _erf_gelu_gradient(x, dy)
 
 
-@_fused
-def _erf_gelu(x):
+def plain_erf_gelu(x):
+    """The same outside of training, see `plain_tanh_gelu`."""
     # In this order, TFLite sees that it is a gelu. It has that, but no error function.
     return 0.5 * x * _twice_erf_gate(x)
+
+
+_erf_gelu = _fused(plain_erf_gelu)
 
 
 @_fused

@@ -7,24 +7,26 @@ whatever model a layer ends up, the outermost layer builds all of its variables 
 Axes, in comments beside tensors:
     B  batch          T  length of the sequence (F where it is the side that attends, T the side attended to)
     H  hidden size    N  attention heads    D  size of a head    I  intermediate size
+    R  rows, B * T: within the blocks all tokens of a batch are the rows of one matrix, as in the original. A product of
+       two matrices takes its bias, and outside of training its gelu, along on the way; one of a batch does not.
 """
 
 import keras
 import tensorflow as tf
 
 from modeling.config import BertConfig
-from modeling.functions import attention, dropout, erf_gelu, layer_norm, tanh_gelu
+from modeling.functions import attention, dropout, erf_gelu, layer_norm, plain_erf_gelu, plain_tanh_gelu, tanh_gelu
 
 # Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
 # without any real token attends evenly to everything instead of being NaN.
 MASK_PENALTY = -10000.0
 
 
-def activation(name: str):
+def activation(name: str, is_training: bool = True):
     """The function behind a `hidden_act` of `BertConfig`."""
     functions = {
-        "gelu": tanh_gelu,
-        "gelu_erf": erf_gelu,
+        "gelu": tanh_gelu if is_training else plain_tanh_gelu,
+        "gelu_erf": erf_gelu if is_training else plain_erf_gelu,
         "relu": tf.nn.relu,
         "tanh": tf.tanh,
         "silu": tf.nn.silu,
@@ -105,14 +107,19 @@ class SelfAttention(keras.layers.Layer):
         """Attends.
 
         Args:
-            hidden: float [B, T, H].
+            hidden: float [R, H].
             mask_penalty: float [B, 1, 1, T] (or [B, 1, F, T]), added to the scores.
             dropout_seed: seed of the dropout on the probabilities, or None.
 
         Returns:
-            The weighted values, [B, F, H], and the probabilities before dropout, [B, N, F, T].
+            The weighted values, [R, H], and the probabilities before dropout, [B, N, F, T].
         """
-        query, key, value = (self._split_heads(dense(hidden)) for dense in (self.query, self.key, self.value))
+        shape = tf.shape(mask_penalty)
+        split = [shape[0], shape[3], self.config.num_attention_heads, self.config.head_size]  # B, T, N, D
+        query, key, value = (
+            tf.transpose(tf.reshape(dense(hidden), split), [0, 2, 1, 3])  # [B, N, T, D]
+            for dense in (self.query, self.key, self.value)
+        )
         context, probabilities = attention(
             query * self.config.head_size**-0.5,
             key,
@@ -122,12 +129,6 @@ class SelfAttention(keras.layers.Layer):
             dropout_seed,
         )
         return tf.reshape(tf.transpose(context, [0, 2, 1, 3]), tf.shape(hidden)), probabilities
-
-    def _split_heads(self, x):
-        """[B, T, H] -> [B, N, T, D]."""
-        shape = tf.shape(x)
-        x = tf.reshape(x, [shape[0], shape[1], self.config.num_attention_heads, self.config.head_size])
-        return tf.transpose(x, [0, 2, 1, 3])
 
 
 class ResidualOutput(keras.layers.Layer):
@@ -146,7 +147,7 @@ class ResidualOutput(keras.layers.Layer):
         self.norm.build((None, None, self.config.hidden_size))
 
     def call(self, x, residual, dropout_seed=None):
-        """[B, T, H or I], [B, T, H] -> [B, T, H]."""
+        """[R, H or I], [R, H] -> [R, H]."""
         return self.norm(dropout(self.dense(x), self.config.hidden_dropout_prob, dropout_seed) + residual)
 
 
@@ -175,14 +176,14 @@ class Intermediate(keras.layers.Layer):
         self.dense = keras.layers.Dense(
             config.intermediate_size, kernel_initializer=initializer, dtype=self.dtype_policy, name="dense"
         )
-        self.activation = activation(config.hidden_act)
+        self.hidden_act = config.hidden_act
 
     def build(self, input_shape):
         self.dense.build(input_shape)
 
-    def call(self, hidden):
-        """[B, T, H] -> [B, T, I]."""
-        return self.activation(self.dense(hidden))
+    def call(self, hidden, training=False):
+        """[R, H] -> [R, I]."""
+        return activation(self.hidden_act, training)(self.dense(hidden))
 
 
 class TransformerLayer(keras.layers.Layer):
@@ -201,9 +202,10 @@ class TransformerLayer(keras.layers.Layer):
         self.project.build((*input_shape[:-1], self.config.intermediate_size))
 
     def call(self, hidden, mask_penalty, dropout_seeds=(None, None, None)):
-        """[B, T, H] -> [B, T, H] and the attention probabilities [B, N, F, T]."""
-        attended, probabilities = self.attention(hidden, mask_penalty, dropout_seeds[:2])
-        return self.project(self.intermediate(attended), attended, dropout_seeds[2]), probabilities
+        """[R, H] -> [R, H] and the attention probabilities [B, N, F, T]."""
+        attended, probabilities = self.attention(hidden, mask_penalty, dropout_seeds[:2])  # [R, H]
+        wide = self.intermediate(attended, training=dropout_seeds[0] is not None)  # [R, I]
+        return self.project(wide, attended, dropout_seeds[2]), probabilities
 
 
 class TransformerStack(keras.layers.Layer):
@@ -233,7 +235,8 @@ class TransformerStack(keras.layers.Layer):
         Returns:
             The outputs of the blocks, a list of [B, T, H], and their probabilities, a list of [B, N, F, T] or empty.
         """
-        outputs, attention = [], []
+        shape, outputs, attention = tf.shape(hidden), [], []
+        hidden = tf.reshape(hidden, [-1, hidden.shape[-1]])  # [R, H]
         for i, block in enumerate(self.blocks):
             seeds = (None, None, None) if dropout_seeds is None else tuple(tf.unstack(dropout_seeds[i], num=3))
             if self.recompute and not return_attention:
@@ -242,7 +245,7 @@ class TransformerStack(keras.layers.Layer):
                 hidden, probabilities = block(hidden, mask_penalty, seeds)
                 if return_attention:
                     attention.append(probabilities)
-            outputs.append(hidden)
+            outputs.append(tf.reshape(hidden, shape))
         return outputs, attention
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan, padded_length
+from data.batch_plans import FILLER, BatchSize, evaluation_plan
 from data.sentence_features import Features, SentenceEncoder
 from data.tokenization import FullTokenizer
 from modeling.checkpoint import load_checkpoint
@@ -34,8 +34,6 @@ _MEANS_OF_LAYERS = {"second_to_last": (-2,), "concat_last_4": (-1, -2, -3, -4)}
 # order of the texts; so a chunk ends sooner where its results would be large.
 _BATCHES_PER_CHUNK = 64
 _CHUNK_BYTES = 128 << 20
-
-_LENGTH_STEP = 8
 
 Text = str | tuple[str, str]
 Progress = Callable[[int], object]
@@ -295,7 +293,8 @@ class TextEncoder:
             results = [None] * len(chunk)
             for numbers in evaluation_plan(lengths, BatchSize(batch_size), by_length=True):
                 numbers = numbers[numbers != FILLER]
-                length = min(padded_length(int(lengths[numbers].max()), _LENGTH_STEP), self.max_seq_length)
+                # Not rounded up: at twenty pieces a line, multiples of 8 would be a seventh more work.
+                length = int(lengths[numbers].max())
                 for number, result in zip(numbers, run([chunk[i] for i in numbers], length), strict=True):
                     results[number] = result
                 if progress is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from modeling.functions import attention, dropout, erf_gelu, layer_norm, tanh_gelu
+from modeling.functions import attention, dropout, erf_gelu, layer_norm, plain_erf_gelu, plain_tanh_gelu, tanh_gelu
 
 
 def values_and_gradients(function, *inputs):
@@ -20,19 +20,22 @@ def values_and_gradients(function, *inputs):
     return [y.numpy(), *(gradient.numpy() for gradient in tape.gradient(total, inputs))]
 
 
-def plain_tanh_gelu(x):
+def tanh_formula(x):
     return 0.5 * x * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def plain_erf_gelu(x):
+def erf_formula(x):
     return 0.5 * x * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
 
 
-@pytest.mark.parametrize(("function", "plain"), [(tanh_gelu, plain_tanh_gelu), (erf_gelu, plain_erf_gelu)])
+GELUS = {tanh_gelu: tanh_formula, plain_tanh_gelu: tanh_formula, erf_gelu: erf_formula, plain_erf_gelu: erf_formula}
+
+
+@pytest.mark.parametrize(("function", "formula"), GELUS.items())
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)])
-def test_gelu(function, plain, dtype, tolerance):
+def test_gelu(function, formula, dtype, tolerance):
     x = np.linspace(-12.0, 12.0, 2001)
-    expected = values_and_gradients(plain, x)
+    expected = values_and_gradients(formula, x)
     for ours, theirs in zip(values_and_gradients(function, x.astype(dtype)), expected, strict=True):
         assert ours.dtype == dtype
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * 12)
@@ -40,7 +43,7 @@ def test_gelu(function, plain, dtype, tolerance):
 
 def test_gelu_does_not_overflow_in_float16():
     x = np.float16([-250, -100, 0, 100, 250])  # 250 to the third is infinite
-    for function in (tanh_gelu, erf_gelu):
+    for function in GELUS:
         y, gradient = values_and_gradients(function, x)
         np.testing.assert_array_equal(y, np.float16([0, 0, 0, 100, 250]))
         assert np.isfinite(gradient).all()

@@ -147,7 +147,8 @@ def test_the_classifier_drops_out_and_the_span_does_not():
     seed = tf.constant([1, 2])
     assert np.abs(classifier(INPUTS, training=True, dropout_seed=seed) - classifier(INPUTS)).max() > 1e-3
     trained, still = span(INPUTS, training=True, dropout_seed=seed), span(INPUTS)
-    np.testing.assert_array_equal(trained["start_logits"], still["start_logits"])
+    # Not the same bits: outside of training, gelu is computed in other terms.
+    np.testing.assert_allclose(trained["start_logits"], still["start_logits"], rtol=0, atol=1e-6)
 
 
 def test_head_and_encoder_start_differently_from_one_seed():
