@@ -72,8 +72,8 @@ def _tanh_gate(x):
 
 
 def plain_tanh_gelu(x):
-    """The same in the terms in which TensorFlow sees that it is a gelu and computes it within the product before it, and
-    TFLite that it has an operation for it. Both take only what nobody else looks at, so this is for outside of training.
+    """The same in terms in which TensorFlow sees that it is a gelu and computes it within the product before it, and
+    TFLite that it has an operation for it. Both need that nobody else looks at x: so this is for outside of training.
     """
     with tf.name_scope("gelu"):  # TensorFlow does not look for it across scopes of different depth
         return 0.5 * x * (1.0 + tf.tanh(0.5 * _GELU_SCALE * (x + 0.044715 * tf.pow(x, 3))))

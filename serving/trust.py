@@ -20,8 +20,8 @@ from data.graph_tokenization import SERVING_TEXT_OPS
 _ON_NUMBERS = """
     Add AddV2 All Any ArgMax BatchMatMulV2 BiasAdd BitwiseAnd BitwiseOr Cast Cumprod Cumsum DenseBincount Einsum Equal
     Erf Exp FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr MatMul Max Maximum
-    Mean Minimum Mul Neg NotEqual Prod RealDiv Relu RightShift Rsqrt SegmentMax SegmentMean SegmentMin Sigmoid Softmax
-    Square SquaredDifference Sub Sum Tanh TopKV2 Unique UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentSum
+    Mean Minimum Mul Neg NotEqual Pow Prod RealDiv Relu RightShift Rsqrt SegmentMax SegmentMean SegmentMin Sigmoid
+    Softmax Square SquaredDifference Sub Sum Tanh TopKV2 Unique UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentSum
 """
 _ON_SHAPES = """
     BroadcastTo ConcatV2 Const EnsureShape ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation
