@@ -15,7 +15,7 @@ from tasks.settings import TaskSettings
 
 TEXTS = tf.TensorSpec([None], tf.string)
 
-# Sequences of a request run together up to so many tokens, padding counted. On a CPU, half of it is slower by a seventh,
+# Sequences of a request run together up to so many tokens, padding counted. On a CPU, half of it is a seventh slower,
 # and twice as many gain nothing; and attention of 512 sequences of 512 tokens would take gigabytes.
 _TOKENS_AT_ONCE = 1024
 
