@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from modeling.functions import attention, dropout, erf_gelu, layer_norm, plain_erf_gelu, plain_tanh_gelu, tanh_gelu
+from modeling.functions import (
+    attention,
+    compiled_by_xla,
+    dropout,
+    erf_gelu,
+    layer_norm,
+    plain_erf_gelu,
+    plain_tanh_gelu,
+    tanh_gelu,
+)
 
 
 def values_and_gradients(function, *inputs):
@@ -113,3 +122,42 @@ def test_dropout_of_any_shape_has_its_rate():
         dropped = dropout(tf.ones(shape), 0.25, tf.constant([1, 2])).numpy()
         np.testing.assert_allclose(np.unique(dropped), [0.0, 1.0 / 0.75])
         assert (dropped == 0).mean() == pytest.approx(0.25, abs=0.01)
+
+
+def dropped_places(seed, shape=(1000, 1001)):
+    return (dropout(tf.ones(shape), 0.1, tf.constant(seed)).numpy() == 0).astype(np.float64).ravel()
+
+
+def correlation(a, b):
+    """In deviations of what independent places would have: beyond 4 once in 16,000 times."""
+    return np.mean((a - 0.1) * (b - 0.1)) / 0.09 * math.sqrt(len(a))
+
+
+def test_dropout_of_a_place_tells_nothing_of_others():
+    dropped = dropped_places([1, 2])
+    for distance in (1, 2, 3, 4, 8, 16, 64, 256, 768, 1001, 4096, 65536):
+        assert abs(correlation(dropped[distance:], dropped[:-distance])) < 4, distance
+    for seed in ([1, 3], [2, 2], [0, 2], [2, 1], [1, 2 + 2**16], [-(2**31), 2], [-1, -1]):
+        assert abs(correlation(dropped, dropped_places(seed))) < 4, seed
+    # Rows and columns are as even as rows and columns of coins.
+    table = dropped.reshape(1000, 1001)
+    for axis, count in ((0, 1000), (1, 1001)):
+        deviations = (table.mean(axis) - 0.1) / math.sqrt(0.09 / count)
+        assert 0.8 < deviations.std() < 1.2 and abs(deviations).max() < 5
+
+
+def test_dropout_is_the_same_in_every_mode():
+    seed = tf.constant([5, -6])
+    query = tf.random.stateless_normal([2, 3, 5, 4], [1, 2])
+
+    def run():
+        return dropout(query, 0.3, seed), attention(query, query, query, tf.zeros([2, 1, 1, 5]), 0.3, seed)[0]
+
+    def run_fused():
+        with compiled_by_xla():
+            return run()
+
+    expected = run()
+    for function in (tf.function(run), tf.function(run_fused), tf.function(run, jit_compile=True)):
+        for found, wanted in zip(function(), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
