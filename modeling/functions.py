@@ -127,6 +127,8 @@ def layer_norm(x, gamma, beta, epsilon: float):
 
 @_fused
 def _layer_norm(x, gamma, beta, epsilon):
+    # Were the axis counted from the front, TensorFlow 2.21 would see a LayerNorm where weights are constants, and take
+    # an epsilon of its own for it, 0.001.
     mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)  # [..., 1]
     inverse = tf.math.rsqrt(variance + epsilon)  # [..., 1]
     scale = inverse * gamma  # [..., H]
@@ -143,6 +145,40 @@ def _layer_norm_gradient(x, gamma, mean, inverse, dy):
     dx = inverse * (d_normed - along_one - normed * along_normed)
     leading = list(range(x.shape.rank - 1))
     return dx, tf.reduce_sum(dy * normed, leading), tf.reduce_sum(dy, leading)
+
+
+def residual_norm(x, residual, gamma, beta, epsilon: float, rate: float, seed):
+    """`layer_norm` of `residual` and `x`, dropped out: what closes each half of a block, in one pass over memory.
+
+    Args:
+        x, residual: float [..., H], in half precision, too; so is what comes out.
+        gamma, beta, epsilon: see `layer_norm`. They have the precision of the norm.
+        rate, seed: see `dropout`.
+    """
+    epsilon, scale = tf.constant(epsilon, gamma.dtype), tf.constant(1.0 / (1.0 - rate), x.dtype)
+    is_kept = _is_kept(tf.shape(x), rate, seed) if rate > 0.0 else None
+
+    @tf.custom_gradient
+    def norm(x, residual, gamma, beta):
+        y, total, mean, inverse = _residual_norm(x, residual, gamma, beta, epsilon, is_kept, scale)
+        return y, lambda dy: _residual_norm_gradient(total, gamma, mean, inverse, dy, _again(is_kept, dy), scale)
+
+    return norm(x, residual, gamma, beta)
+
+
+@_fused
+def _residual_norm(x, residual, gamma, beta, epsilon, is_kept, scale):
+    total = (x if is_kept is None else _scaled(x, is_kept, scale)) + residual
+    y, mean, inverse = _layer_norm(tf.cast(total, gamma.dtype), gamma, beta, epsilon)
+    return tf.cast(y, x.dtype), total, mean, inverse
+
+
+@_fused
+def _residual_norm_gradient(total, gamma, mean, inverse, dy, is_kept, scale):
+    wide, d_wide = tf.cast(total, gamma.dtype), tf.cast(dy, gamma.dtype)
+    d_total, d_gamma, d_beta = _layer_norm_gradient(wide, gamma, mean, inverse, d_wide)
+    d_total = tf.cast(d_total, total.dtype)
+    return d_total if is_kept is None else _scaled(d_total, is_kept, scale), d_total, d_gamma, d_beta
 
 
 def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
@@ -192,7 +228,6 @@ def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
     return context, tf.stop_gradient(probabilities)
 
 
-@_fused
 def _probabilities(scores, mask_penalty, is_kept):
     # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
     wide = _wide(scores)

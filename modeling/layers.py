@@ -15,7 +15,16 @@ import keras
 import tensorflow as tf
 
 from modeling.config import BertConfig
-from modeling.functions import attention, dropout, erf_gelu, layer_norm, plain_erf_gelu, plain_tanh_gelu, tanh_gelu
+from modeling.functions import (
+    attention,
+    dropout,
+    erf_gelu,
+    layer_norm,
+    plain_erf_gelu,
+    plain_tanh_gelu,
+    residual_norm,
+    tanh_gelu,
+)
 
 # Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
 # without any real token attends evenly to everything instead of being NaN.
@@ -49,9 +58,25 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, x):
         """[..., H] -> [..., H]."""
-        gamma, beta = (tf.cast(weight, self.wide_dtype) for weight in (self.gamma, self.beta))  # [H]
-        normed = layer_norm(tf.cast(x, self.wide_dtype), gamma, beta, self.epsilon)
+        normed = layer_norm(tf.cast(x, self.wide_dtype), *self._scale_and_shift(), self.epsilon)
         return tf.cast(normed, self.compute_dtype)
+
+    def _scale_and_shift(self):
+        return (tf.cast(weight, self.wide_dtype) for weight in (self.gamma, self.beta))  # [H] each
+
+
+class ResidualNorm(LayerNorm):
+    """The norm of a sum: what comes out of a projection, dropped out, and what went around it."""
+
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, **kwargs)
+        self.dropout_rate = config.hidden_dropout_prob
+
+    def call(self, x, residual, dropout_seed=None):
+        """[..., H], [..., H] -> [..., H]."""
+        if dropout_seed is None:  # outside of training, the product before it takes the sum along
+            return super().call(x + residual)
+        return residual_norm(x, residual, *self._scale_and_shift(), self.epsilon, self.dropout_rate, dropout_seed)
 
 
 class Embeddings(keras.layers.Layer):
@@ -136,19 +161,18 @@ class ResidualOutput(keras.layers.Layer):
 
     def __init__(self, config: BertConfig, initializer, **kwargs):
         super().__init__(**kwargs)
-        self.config = config
         self.dense = keras.layers.Dense(
             config.hidden_size, kernel_initializer=initializer, dtype=self.dtype_policy, name="dense"
         )
-        self.norm = LayerNorm(config, dtype=self.dtype_policy)
+        self.norm = ResidualNorm(config, dtype=self.dtype_policy)
 
     def build(self, input_shape):
         self.dense.build(input_shape)
-        self.norm.build((None, None, self.config.hidden_size))
+        self.norm.build((None, None, self.dense.units))
 
     def call(self, x, residual, dropout_seed=None):
         """[R, H or I], [R, H] -> [R, H]."""
-        return self.norm(dropout(self.dense(x), self.config.hidden_dropout_prob, dropout_seed) + residual)
+        return self.norm(self.dense(x), residual, dropout_seed)
 
 
 class Attention(keras.layers.Layer):

@@ -1,5 +1,6 @@
 """Functions with gradients by hand, beside the plain formulas and their automatic gradients in float64."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from modeling.functions import (
     layer_norm,
     plain_erf_gelu,
     plain_tanh_gelu,
+    residual_norm,
     tanh_gelu,
 )
 
@@ -76,6 +78,42 @@ def test_layer_norm(shape, dtype, tolerance, mode):
     run = ours if mode == "eager" else tf.function(ours, jit_compile=mode == "xla")
     expected = values_and_gradients(plain_layer_norm, x, gamma, beta)
     found = values_and_gradients(run, *(array.astype(dtype) for array in (x, gamma, beta)))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+def test_layer_norm_keeps_its_epsilon_where_weights_are_constants():
+    """As in a model that was frozen, which TensorFlow optimizes further."""
+    x = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32) * 0.03
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 32])])
+    def run(x):
+        return layer_norm(
+            x * 1.0, tf.constant(np.ones(32, np.float32)), tf.constant(np.full(32, 0.5, np.float32)), 1e-12
+        )
+
+    np.testing.assert_allclose(run(x).numpy().std(axis=-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "fused"])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-4)])
+def test_residual_norm(dtype, tolerance, rate, mode):
+    """Beside its parts, one after the other."""
+    rng, seed = np.random.default_rng(4), tf.constant([3, 4])
+    x, residual, gamma, beta = (rng.normal(size=size) for size in ((6, 7), (6, 7), 7, 7))
+
+    def parts(x, residual, gamma, beta):
+        return plain_layer_norm(dropout(x, rate, seed) + residual, gamma, beta)
+
+    def run(*inputs):
+        with compiled_by_xla() if mode == "fused" else contextlib.nullcontext():
+            return residual_norm(*inputs, 1e-3, rate, seed)
+
+    expected = values_and_gradients(parts, x, residual, gamma, beta)
+    narrow = [array.astype(dtype) for array in (x, residual, gamma, beta)]
+    found = values_and_gradients(run if mode == "eager" else tf.function(run, autograph=False), *narrow)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == dtype
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
