@@ -43,6 +43,9 @@ heading("Running")
 _QUICK = flags.DEFINE_bool(
     "quick", False, "Whether to take a few minutes: small models, few turns; docs/ is left as it is."
 )
+_TURNS = flags.DEFINE_integer(
+    "turns", None, "So many turns have to count, instead of what each work has: usually three.", lower_bound=1
+)
 _ONLY = flags.DEFINE_list("only", [], "Names of works, separated by commas; all of them if not set.")
 
 heading("Data")
@@ -109,6 +112,8 @@ def main() -> None:
     rows, versions = [row for row in before["rows"] if row.work not in names], before["versions"]
     for name in names:
         work = WORKS[name](inputs, _QUICK.value)
+        if _TURNS.value:
+            work = dataclasses.replace(work, turns=dataclasses.replace(work.turns, wanted=_TURNS.value))
 
         def start(way: Way, work=work) -> Worker:
             log = work_dir / f"{re.sub(r'[^a-z0-9]+', '_', f'{work.name} {way.name}'.lower())}.log"
