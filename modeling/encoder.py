@@ -78,8 +78,7 @@ class BertEncoder(keras.Model):
                 attention_probs: list of [B, N, F, T], only with `return_attention`; no gradient goes through them.
         """
         # Cast, because Keras at times builds a model with floats.
-        input_ids = tf.cast(inputs["input_ids"], tf.int32)
-        self._check_length(input_ids)
+        input_ids = self._checked(tf.cast(inputs["input_ids"], tf.int32))
         input_mask = tf.cast(inputs.get("input_mask", tf.ones_like(input_ids)), tf.int32)
         segment_ids = tf.cast(inputs.get("segment_ids", tf.zeros_like(input_ids)), tf.int32)
 
@@ -110,16 +109,20 @@ class BertEncoder(keras.Model):
             is_seen *= tf.linalg.band_part(tf.ones([length, length], self.compute_dtype), -1, 0)
         return (1.0 - is_seen) * MASK_PENALTY
 
-    def _check_length(self, input_ids):
+    def _checked(self, input_ids):
         """Refuses sequences beyond the learned positions: at once where the length is known, else when it runs."""
         limit = self.config.max_position_embeddings
         message = "The sequences have {} tokens, but this model has learned positions for {} (max_position_embeddings)."
         length = input_ids.shape[1]
         if length is None:
             message = message.format("more", limit)
-            tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
-        elif length > limit:
+            check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
+            # Nothing may run before it is known: whatever fails first is told.
+            with tf.control_dependencies([check]):
+                return tf.identity(input_ids)
+        if length > limit:
             raise ValueError(message.format(length, limit) + " Shorten them, or build a longer model.")
+        return input_ids
 
     def get_config(self):
         config = {"config": self.config.to_dict(), "recompute": self.recompute, "seed": self.seed}

@@ -113,7 +113,8 @@ class Service(tf.Module):
 
         def run_part(number, first, results):
             num_tokens = tf.range(1, count - first + 1) * ends[first:]  # of the next row, of the next two, …
-            last = first + tf.maximum(tf.searchsorted(num_tokens, [_TOKENS_AT_ONCE], side="right")[0], 1) - 1
+            fitting = tf.maximum(tf.searchsorted(num_tokens, [_TOKENS_AT_ONCE], side="right")[0], 1)
+            last = first + tf.where(fitting > 8, fitting - fitting % 8, fitting) - 1  # few shapes, see rounded_lengths
             rows, longest = order[first : last + 1], ends[last]
             told = self.run({name: tf.gather(ids, rows)[:, :longest] for name, ids in batch.items()})
             told = [self._fill_up(name, told[name], width) for name in self.outputs]
@@ -151,7 +152,8 @@ def rounded_lengths(most: int) -> list[int]:
     """Lengths to which sequences are filled up: every fourth up to 64, then eight to each doubling, and the most.
 
     What computes on CPUs (oneDNN) prepares itself for each new shape, which takes time, and keeps that, which takes
-    memory. With any length a server would meet thousands of shapes; so, some hundreds.
+    memory. With any length a server would meet thousands of shapes; so, some hundreds. For the same reason more than
+    eight rows run as a multiple of eight, and the others after them.
 
     Example:
         >>> rounded_lengths(80)
