@@ -229,6 +229,7 @@ def attention(query, key, value, mask_penalty, rate: float = 0.0, seed=None):
 
 
 def _probabilities(scores, mask_penalty, is_kept):
+    # Not compiled: the sums of a softmax take one core of XLA and all of oneDNN.
     # The softmax sums up to 512 terms: in half precision that sum needs the range and the digits of float32.
     wide = _wide(scores)
     probabilities = tf.cast(tf.nn.softmax(wide + tf.cast(mask_penalty, wide.dtype)), scores.dtype)
