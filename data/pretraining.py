@@ -6,7 +6,6 @@ array of ids, a sentence is a range of it, and an instance is a few numbers in a
 
 import bisect
 import dataclasses
-import functools
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -330,43 +329,36 @@ def randint(first: int, last: int, rng: random.Random) -> int:
 def shuffle(items, rng: random.Random) -> None:
     """`rng.shuffle(items)`, the same draws at three times the speed."""
     draw = rng.getrandbits
-    for bits, indices in _shuffle_steps(len(items)):
-        for index in indices:
+    for index, bits in _shuffle_steps(len(items)):
+        other = draw(bits)
+        while other > index:
             other = draw(bits)
-            while other > index:
-                other = draw(bits)
-            items[index], items[other] = items[other], items[index]
+        items[index], items[other] = items[other], items[index]
 
 
 def first_of_shuffled(items: list, count: int, rng: random.Random) -> list:
     """`rng.shuffle(items); items[:count]`, the same draws; nothing is put into places that nobody looks at."""
     count = min(count, len(items))
     draw = rng.getrandbits
-    for bits, indices in _shuffle_steps(len(items), count):
-        for index in indices:
+    for index, bits in _shuffle_steps(len(items), count):
+        other = draw(bits)
+        while other > index:
             other = draw(bits)
-            while other > index:
-                other = draw(bits)
-            items[other] = items[index]
+        items[other] = items[index]
     first = items[:count]
     shuffle(first, rng)
     return first
 
 
-@functools.lru_cache(maxsize=4096)
-def _shuffle_steps(length: int, last: int = 1) -> tuple[tuple[int, range], ...]:
-    """What a shuffle of so many items goes through, from the far end down to the index `last`.
+# (index, bits of a draw up to it), from the far end to the front.
+_SHUFFLE_STEPS = [(index, (index + 1).bit_length()) for index in range(1023, 0, -1)]
 
-    Returns:
-        Bits of a draw, and the indices that take so many.
-    """
-    steps, index = [], length - 1
-    while index >= last:
-        bits = (index + 1).bit_length()
-        lowest = max(2 ** (bits - 1) - 1, last)
-        steps.append((bits, range(index, lowest - 1, -1)))
-        index = lowest - 1
-    return tuple(steps)
+
+def _shuffle_steps(length: int, last: int = 1) -> Iterable[tuple[int, int]]:
+    """What a shuffle of so many items goes through, down to the index `last`."""
+    if length <= 1024:
+        return _SHUFFLE_STEPS[1024 - length : 1024 - last]
+    return ((index, (index + 1).bit_length()) for index in range(length - 1, last - 1, -1))
 
 
 def _ids_array(num_ids: int, values: Iterable[int] = ()) -> array:
