@@ -24,20 +24,20 @@ quickstart: .venv/.installed  ## the whole way that there is so far, on text tha
 	$(RUN) create_pretraining_data.py --input_file='quickstart/corpus/*.txt' --vocab_file=quickstart/vocab.txt \
 	  --output_file=quickstart/records/docs.tfrecord --max_seq_length=32 --max_predictions_per_seq=5 \
 	  --dupe_factor=2 --do_whole_word_mask --shard_by_file --num_workers=2
-	@echo "4. Pre-training of a tiny BERT. mlm_loss starts near log(4000) = 8.3, stays near 6 as long as only frequencies are"
-	@echo "   learned, and falls again once words are told from their neighbours. Stop it with Ctrl-C if you like: the same"
-	@echo "   command goes on where it stopped."
+	@echo "4. Pre-training of a tiny BERT, without dropout: it sees each sentence a few times only. mlm_loss starts near"
+	@echo "   log(4000) = 8.3, stays near 6 as long as only frequencies are learned, and falls again once words are told from"
+	@echo "   their neighbours. Stop it with Ctrl-C if you like: the same command goes on where it stopped."
 	$(RUN) run_pretraining.py --input_file='quickstart/records/*.tfrecord' --vocab_file=quickstart/vocab.txt \
 	  --bert_config_file=examples/quickstart_config.json --output_dir=quickstart/model --max_seq_length=32 \
-	  --max_predictions_per_seq=5 --do_train --do_eval --train_batch_size=64 --num_train_steps=1500 --num_warmup_steps=150 \
+	  --max_predictions_per_seq=5 --do_train --do_eval --train_batch_size=32 --num_train_steps=5000 --num_warmup_steps=500 \
 	  --learning_rate=1e-3 --continuous_schedule --seed=1 --log_every_steps=100
 	@echo "5. What it would fill in; and what a model does that has read novels for some hours (pretrained/bert-mini-books):"
 	$(RUN) run_fill_mask.py --init_checkpoint=quickstart/model --text='Returns the [MASK] of the array.' \
 	  --text='If [MASK], the default value is used.'
 	$(RUN) run_fill_mask.py --text='He looked at her [MASK] said nothing.' --text='They had been there for a long [MASK].'
 	@echo "6. Fine-tuning: which of six packages is a sentence from? The same classifier, from the model of step 4, from random"
-	@echo "   weights, and from the model of novels. By chance, eval_accuracy would be 0.17. Pre-training is ahead after these four"
-	@echo "   epochs; with --num_train_epochs=10 random weights catch up with the model of step 4, which has read for a minute or two."
+	@echo "   weights, and from the model of novels. By chance, eval_accuracy would be 0.17. What was read before is worth"
+	@echo "   more the nearer it is: this documentation for three minutes, or novels for six hours."
 	$(RUN) run_classifier.py $(PACKAGES) --init_checkpoint=quickstart/model --output_dir=quickstart/classifier
 	$(RUN) run_classifier.py $(PACKAGES) --bert_config_file=examples/quickstart_config.json --vocab_file=quickstart/vocab.txt \
 	  --output_dir=quickstart/from_random

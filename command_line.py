@@ -55,8 +55,9 @@ def run(main) -> None:
         absl_logging.get_absl_handler().setFormatter(logging.Formatter("%(message)s"))
         absl_logging.set_verbosity(absl_logging.INFO)
         # Our own messages have loggers by the names of their files. These two are TensorFlow's, and talk while saving.
-        logging.getLogger("absl").setLevel(logging.WARNING)
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+        # By filters, since TensorFlow sets levels anew on the way.
+        logging.getLogger("absl").addFilter(lambda record: record.levelno >= logging.WARNING)
+        logging.getLogger("tensorflow").addFilter(lambda record: record.levelno >= logging.ERROR)
         if len(arguments) > 1:
             raise app.UsageError(f"Not a flag: {arguments[1]!r}. Flags start with --.")
         try:
@@ -89,19 +90,24 @@ def parse_flags(description: str) -> None:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow, without the page that it writes before any level of logging is heard."""
+    """Imports TensorFlow and lets it look for GPUs, without the page that it writes about that.
+
+    Where it fails, or finds no GPU on a machine that has one, the page is shown: it tells why.
+    """
     sys.stderr.flush()
-    kept = os.dup(2)
+    kept, is_told = os.dup(2), True
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # it is C++ that writes
         try:
             import keras  # noqa: F401
-        except BaseException:
-            said.seek(0)
-            os.write(kept, said.read())
-            raise
+            import tensorflow as tf
+
+            is_told = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
             os.dup2(kept, 2)
+            if is_told:
+                said.seek(0)
+                os.write(2, said.read())
             os.close(kept)
 
 
