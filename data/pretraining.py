@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from data.tokenization import FullTokenizer, to_unicode, vocab_size
 
 _LONGEST = (1 << 16) - 1  # of a sequence: a place in one fits into two bytes
@@ -118,13 +120,28 @@ class Corpus:
         return len(self.sentence_starts) - 1
 
 
+class InstanceBlock(NamedTuple):
+    """Some instances, all of their numbers one behind the other; the other fields have one for each instance."""
+
+    numbers: np.ndarray  # [N]
+    b_starts: np.ndarray
+    is_random_next: np.ndarray
+    tokens: np.ndarray  # where the tokens of an instance begin in `numbers`: they end where its positions do
+    positions: np.ndarray
+    labels: np.ndarray
+    ends: np.ndarray
+
+
 class Instances:
     """Instances side by side in one array: two or four bytes a number instead of an object."""
 
+    _HEADER = 3  # numbers before the tokens of an instance: how many they are, b_start, is_random_next
+    _BLOCK = 1024
+
     def __init__(self, num_ids: int):
         self._numbers = _ids_array(num_ids)
-        self._starts = array("Q", [0])
-        self._order = array("Q")
+        self._starts = array("q", [0])
+        self._order = array("q")
 
     def append(self, instance: Instance) -> None:
         tokens, b_start, is_random_next, positions, labels = instance
@@ -142,18 +159,33 @@ class Instances:
     def __len__(self) -> int:
         return len(self._order)
 
+    def blocks(self) -> Iterator[InstanceBlock]:
+        """All instances in their order, so many at a time that what numpy does to a block costs each of them little."""
+        order, all_starts = np.frombuffer(self._order, np.int64), np.frombuffer(self._starts, np.int64)
+        stored = memoryview(self._numbers)
+        for place in range(0, len(order), self._BLOCK):
+            chosen = order[place : place + self._BLOCK]
+            first, last = all_starts[chosen], all_starts[chosen + 1]
+            joined = b"".join([stored[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)])
+            numbers = np.frombuffer(joined, np.dtype(self._numbers.typecode))
+            ends = np.cumsum(last - first)
+            starts = ends - (last - first)
+            tokens = starts + self._HEADER
+            positions = tokens + numbers[starts]
+            labels = (positions + ends) // 2  # there are as many of them as positions
+            yield InstanceBlock(numbers, numbers[starts + 1], numbers[starts + 2], tokens, positions, labels, ends)
+
     def __iter__(self) -> Iterator[Instance]:
-        for index in self._order:
-            numbers = self._numbers[self._starts[index] : self._starts[index + 1]].tolist()
-            tokens_end = 3 + numbers[0]
-            labels_start = (tokens_end + len(numbers)) // 2
-            yield Instance(
-                numbers[3:tokens_end],
-                numbers[1],
-                bool(numbers[2]),
-                numbers[tokens_end:labels_start],
-                numbers[labels_start:],
-            )
+        for block in self.blocks():
+            numbers, *parts = (field.tolist() for field in block)
+            for b_start, is_random_next, tokens, positions, labels, end in zip(*parts, strict=True):
+                yield Instance(
+                    numbers[tokens:positions],
+                    b_start,
+                    bool(is_random_next),
+                    numbers[positions:labels],
+                    numbers[labels:end],
+                )
 
 
 def create_instances(

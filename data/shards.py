@@ -20,9 +20,9 @@ from data.metadata import (
     load_metadata,
     vocab_sha256,
 )
-from data.pretraining import Corpus, Instance, InstanceOptions, Pieces, create_instances
+from data.pretraining import Corpus, InstanceOptions, Instances, Pieces, create_instances
 from data.text_files import read_lines
-from data.tfrecord import AtomicRecordWriter, ExampleEncoder
+from data.tfrecord import AtomicRecordWriter, ExampleEncoder, Varints
 from data.tokenization import FullTokenizer, load_vocab, vocab_size
 
 
@@ -132,9 +132,9 @@ def _write_records(
         random.Random(job.seed),
         on_document=lambda count: add_progress(size / corpus.num_documents, 1 / passes, count),
     )
-    encode = RecordEncoder(job.options, vocab_size(tokenizer.vocab))
-    for number, instance in enumerate(instances):
-        writers[number % len(writers)].write(encode(instance))
+    encoder = RecordEncoder(job.options, vocab_size(tokenizer.vocab))
+    for number, record in enumerate(encoder.records(instances)):
+        writers[number % len(writers)].write(record)
         if number % 1024 == 0:
             add_progress(1024 * _WRITING * passes * size / len(instances), 0, 0)
     for writer in writers:
@@ -209,33 +209,48 @@ class RecordEncoder:
 
     def __init__(self, options: InstanceOptions, num_ids: int):
         self._options = options
-        self._encoder = ExampleEncoder(max(num_ids, options.max_seq_length))
+        self._encoder = ExampleEncoder(max_number=0)
+        self._varints = Varints(max(num_ids, options.max_seq_length))
         # Most features follow from a length or two, and come again and again.
         self._shape_features = functools.lru_cache(1 << 14)(self._encode_shape)
         self._weights = functools.cache(self._encode_weights)
 
-    def __call__(self, instance: Instance) -> bytes:
-        length, encoder = len(instance.tokens), self._encoder
+    def records(self, instances: Instances) -> Iterator[bytes]:
+        """The records of all instances, in their order."""
+        for block in instances.blocks():
+            varints, places = self._varints(block.numbers)
+            parts = [
+                block.b_starts,
+                block.is_random_next,
+                block.positions - block.tokens,
+                block.ends - block.labels,
+                *(places[starts] for starts in (block.tokens, block.positions, block.labels, block.ends)),
+            ]
+            for part in zip(*(part.tolist() for part in parts), strict=True):
+                yield self._record(varints, *part)
+
+    def _record(self, varints: bytes, b_start, is_random_next, length, count, tokens, positions, labels, end) -> bytes:
+        """One record of `length` tokens and `count` predictions; the last four are places in `varints`."""
+        encoder = self._encoder
         features = [
-            encoder.numbers("input_ids", instance.tokens, self._options.max_seq_length - length),
-            self._shape_features(length, instance.b_start, instance.is_random_next),
+            encoder.packed("input_ids", varints[tokens:positions], self._options.max_seq_length - length),
+            self._shape_features(length, b_start, is_random_next),
         ]
         if self._options.masking == "static":
-            count = len(instance.masked_lm_positions)
             unused = self._options.max_predictions_per_seq - count
             features += [
-                encoder.numbers("masked_lm_positions", instance.masked_lm_positions, unused),
-                encoder.numbers("masked_lm_ids", instance.masked_lm_ids, unused),
+                encoder.packed("masked_lm_positions", varints[positions:labels], unused),
+                encoder.packed("masked_lm_ids", varints[labels:end], unused),
                 self._weights(count),
             ]
         return encoder.example(*features)
 
-    def _encode_shape(self, length: int, b_start: int, is_random_next: bool) -> bytes:
+    def _encode_shape(self, length: int, b_start: int, is_random_next: int) -> bytes:
         encoder, padding = self._encoder, self._options.max_seq_length - length
         return (
             encoder.repeated("input_mask", (1, length), (0, padding))
             + encoder.repeated("segment_ids", (0, b_start), (1, length - b_start), (0, padding))
-            + encoder.repeated("next_sentence_labels", (int(is_random_next), 1))
+            + encoder.repeated("next_sentence_labels", (is_random_next, 1))
         )
 
     def _encode_weights(self, count: int) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from data.aside import written_aside
 
@@ -126,6 +127,10 @@ class ExampleEncoder:
         """An int64 feature: the values, then zeros."""
         return self._feature(name, _INT64_LIST, b"".join(map(self._varints.__getitem__, values)) + bytes(padding))
 
+    def packed(self, name: str, varints: bytes, padding: int = 0) -> bytes:
+        """An int64 feature: what `Varints` made of the values, then zeros."""
+        return self._feature(name, _INT64_LIST, varints + bytes(padding))
+
     def repeated(self, name: str, *runs: tuple[int, int]) -> bytes:
         """An int64 feature of runs of one number below 128 each: (number, times)."""
         return self._feature(name, _INT64_LIST, b"".join([_BYTES[number] * times for number, times in runs]))
@@ -152,6 +157,26 @@ class ExampleEncoder:
             whole = _field(1, _field(1, name.encode()) + _field(2, _field(kind, _field(1, packed))))
             prefix = self._prefixes[key] = whole[: len(whole) - len(packed)]
         return prefix + packed
+
+
+class Varints:
+    """Numbers as protobuf writes them, many at a time."""
+
+    def __init__(self, max_number: int):
+        if max_number >= 1 << 28:
+            raise ValueError(f"{max_number} takes more than four bytes.")
+        varints = [_varint(number) for number in range(max_number + 1)]
+        self._sizes = np.array([len(varint) for varint in varints], np.uint8)
+        # Four bytes for each number, so that they are taken at once, and which of them are used.
+        self._bytes = np.array([int.from_bytes(varint, "little") for varint in varints], "<u4")
+        self._is_used = np.array([int.from_bytes(b"\1" * len(varint), "little") for varint in varints], "<u4")
+
+    def __call__(self, numbers: np.ndarray) -> tuple[bytes, np.ndarray]:
+        """The bytes of numbers [N], one behind the other; and where each begins, with the end of the last: [N + 1]."""
+        places = np.zeros(len(numbers) + 1, np.int64)
+        np.cumsum(self._sizes.take(numbers), out=places[1:])
+        is_used = self._is_used.take(numbers).view(np.bool_)
+        return self._bytes.take(numbers).view(np.uint8)[is_used].tobytes(), places
 
 
 def _field(number: int, data: bytes) -> bytes:

@@ -2,10 +2,11 @@ import io
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from data.tfrecord import AtomicRecordWriter, ExampleEncoder, RecordError, read_records
+from data.tfrecord import AtomicRecordWriter, ExampleEncoder, RecordError, Varints, read_records
 
 RECORDS = [b"one", b"", b"three" * 100]
 
@@ -97,3 +98,15 @@ def test_examples_are_those_of_tensorflow():
     assert list(features["ids"].int64_list.value) == [1, 127, 128, 16_384, 70_000, 0, 0]
     assert list(features["mask"].int64_list.value) == [1, 1, 1, 0, 0]
     assert list(features["weights"].float_list.value) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_many_varints_are_those_of_tensorflow(dtype):
+    numbers = [0, 1, 127, 128, 129, 16_383, 16_384, 65_535] + ([2_097_151, 2_097_152] if dtype == "uint32" else [])
+    varints, places = Varints(max(numbers))(np.array(numbers, dtype))
+    encoder = ExampleEncoder(0)
+    data = encoder.example(encoder.packed("ids", varints, padding=1), encoder.packed("some", varints[: places[3]]))
+    features = tf.train.Example.FromString(data).features.feature
+    assert list(features["ids"].int64_list.value) == [*numbers, 0]
+    assert list(features["some"].int64_list.value) == [0, 1, 127]
+    assert places[-1] == len(varints)
