@@ -158,15 +158,15 @@ def inference_minilm_saved(inputs: Inputs, quick: bool) -> Work:
 
 
 def inference_base(inputs: Inputs, quick: bool) -> Work:
-    """vectors of 1,000 lines by BERT-base (random weights) in Keras: transformers, onnxruntime"""
+    """vectors of 10,000 lines by BERT-base (random weights) in Keras: transformers, onnxruntime"""
     model = {"config": released(2 if quick else 12, 768)}
-    return _inference("inference_base", inputs, model, "BERT-base", 200 if quick else 1000, *_KERAS)
+    return _inference("inference_base", inputs, model, "BERT-base", 200 if quick else 10_000, *_KERAS)
 
 
 def inference_base_saved(inputs: Inputs, quick: bool) -> Work:
     """the same as a SavedModel"""
     model = {"config": released(2 if quick else 12, 768)}
-    return _inference("inference_base_saved", inputs, model, "BERT-base", 200 if quick else 1000, *_SAVED_MODEL)
+    return _inference("inference_base_saved", inputs, model, "BERT-base", 200 if quick else 10_000, *_SAVED_MODEL)
 
 
 def int8(inputs: Inputs, quick: bool) -> Work:
