@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.warm import ROOT, warm
 
 
 def write_tiny_model(directory: Path, words: Iterable[str], **changes) -> Path:
@@ -79,8 +79,9 @@ def finish(process: subprocess.Popen, code: int = 0, timeout: float = 300) -> st
     return output
 
 
-def run(script: str, *flags: str, code: int = 0, before: str = "", given: str | None = None, **environment: str) -> str:
-    return finish(start(script, *flags, before=before, given=given, **environment), code)
+def run(script: str, *flags: str, code: int = 0, before: str = "", given: str = "") -> str:
+    """Runs a script to its end, in a process that has TensorFlow loaded already."""
+    return warm().run(script, *flags, code=code, before=before, given=given)
 
 
 _COMPLAINTS = """

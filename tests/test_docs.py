@@ -6,7 +6,6 @@ kilobytes; steps are cut to what takes seconds.
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from modeling.checkpoint import save_checkpoint
 from modeling.config import BertConfig
 from modeling.models import PretrainingModel
-from tests.scripts import ROOT
+from tests.warm import ROOT, warm
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py") if 'if __name__ == "__main__"' in path.read_text())
@@ -188,18 +187,8 @@ def place(tmp_path_factory) -> Path:
 
 def run_in(place: Path, script: str, flags: list[str], typed: str) -> str:
     """What a script or module prints."""
-    path = [str(ROOT / script)] if script.endswith(".py") else ["-m", script]
-    result = subprocess.run(
-        [sys.executable, *path, *flags],
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, f"{script} {' '.join(flags)}\n{result.stderr}"
-    return result.stdout
+    path = str(ROOT / script) if script.endswith(".py") else script
+    return warm().run(path, *flags, given=typed, directory=place)
 
 
 def snapshot(directory: Path) -> dict[str, int]:

@@ -6,17 +6,15 @@ import subprocess
 
 import pytest
 
-from tests.faults.warm import Warm
 from tests.scripts import write_tiny_model
+from tests.warm import warm as shared_warm
 
 SEA, LAND = ["ship", "wave", "sail", "harbour", "tide"], ["field", "horse", "barn", "plough", "hill"]
 
 
 @pytest.fixture(scope="session")
 def warm():
-    started = Warm()
-    yield started
-    started.close()
+    return shared_warm()
 
 
 @pytest.fixture(scope="session")

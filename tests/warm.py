@@ -1,10 +1,12 @@
 """Scripts in processes that start at once: forks of one that has imported all that they import.
 
-Importing TensorFlow takes seconds, and a run that is killed twenty times would spend most of its time on it. A fork is
+Importing TensorFlow takes seconds, which is most of what a small run does; and some are killed twenty times. A fork is
 safe as long as TensorFlow has computed nothing, since its threads start with its first operation. The fork then runs
 the script from its first line on, as `python script.py` does; flags are defined in it, and not before.
 """
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -15,7 +17,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from tests.scripts import ROOT
+ROOT = Path(__file__).parents[1]
 
 _SERVER = """
     import json, os, runpy, sys
@@ -34,13 +36,17 @@ _SERVER = """
             print(pid, flush=True)
             continue
         said = os.open(asked["said"], os.O_WRONLY | os.O_APPEND)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(asked["given"], os.O_RDONLY), 0)
         os.dup2(said, 1)
         os.dup2(said, 2)
+        os.chdir(asked["directory"])
         os.environ.update(asked["environment"])
         sys.argv = asked["command"]
         exec(asked["before"], {})
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         break
     else:
         os._exit(0)  # nothing was computed here: there is nothing to clear up
@@ -67,16 +73,29 @@ class Warm:
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def start(self, script: str, *flags: str, before: str = "", **environment: str) -> "Running":
-        """See `tests.scripts.start`."""
-        descriptor, said = tempfile.mkstemp()
-        os.close(descriptor)
-        command = [script, *map(str, flags)]
-        question = {"command": command, "before": textwrap.dedent(before), "said": said, "environment": environment}
-        return Running(self, self.ask(question), Path(said))
+    def start(
+        self,
+        script: str,
+        *flags: str,
+        before: str = "",
+        given: str = "",
+        directory: Path = ROOT,
+        **environment: str,
+    ) -> "Running":
+        """See `tests.scripts.start`. What has no .py at its end is a module; it runs in `directory`."""
+        said, stdin = _temporary_file(), _temporary_file(given)
+        question = {
+            "command": [script, *map(str, flags)],
+            "before": textwrap.dedent(before),
+            "said": str(said),
+            "given": str(stdin),
+            "directory": str(directory),
+            "environment": environment,
+        }
+        return Running(self, self.ask(question), said, stdin)
 
-    def run(self, script: str, *flags: str, code: int = 0, before: str = "", **environment: str) -> str:
-        return self.start(script, *flags, before=before, **environment).finish(code)
+    def run(self, script: str, *flags: str, code: int = 0, **options) -> str:
+        return self.start(script, *flags, **options).finish(code)
 
     def close(self) -> None:
         self._server.stdin.close()
@@ -84,13 +103,28 @@ class Warm:
         self._server.stdout.close()
 
 
+@functools.cache
+def warm() -> Warm:
+    """One for all tests of a process."""
+    started = Warm()
+    atexit.register(started.close)
+    return started
+
+
+def _temporary_file(text: str = "") -> Path:
+    with tempfile.NamedTemporaryFile("w", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    return Path(file.name)
+
+
 class Running:
     """A script that was started."""
 
-    def __init__(self, warm: Warm, pid: int, said: Path):
+    def __init__(self, warm: Warm, pid: int, said: Path, stdin: Path):
         self._warm = warm
         self._pid = pid
         self._said = said
+        self._stdin = stdin
         self._code = None
 
     def poll(self) -> int | None:
@@ -122,5 +156,6 @@ class Running:
             time.sleep(0.02)
         said = self.said()
         self._said.unlink()
+        self._stdin.unlink()
         assert self._code == code, f"Ended with {self._code} instead of {code}. It said:\n{said}"
         return said
