@@ -15,12 +15,12 @@ COMPILE := .venv-tools/bin/uv pip compile --quiet --generate-hashes --no-annotat
   --no-emit-find-links --python-version 3.11 --python-platform x86_64-manylinux_2_28
 INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 
-quickstart: .venv/.installed  ## the whole way that there is so far, on text that every machine has
+quickstart: .venv/.installed  ## the whole way, from text to a model for a server and a phone
 	@echo "1. A corpus: the documentation inside the installed Python packages."
 	$(RUN) -m examples.python_docs --output_dir=quickstart/corpus --table_dir=quickstart/packages
 	@echo "2. A vocabulary of 4,000 pieces, learned from it: look into quickstart/vocab.txt."
 	$(RUN) learn_vocab.py --input_file='quickstart/corpus/*.txt' --output_file=quickstart/vocab.txt --vocab_size=4000
-	@echo "3. Pairs of sentences with masked words, as TFRecords; run again, it finds them done."
+	@echo "3. Pairs of sentences with masked words, as TFRecords. Run again, it keeps the files that are whole."
 	$(RUN) create_pretraining_data.py --input_file='quickstart/corpus/*.txt' --vocab_file=quickstart/vocab.txt \
 	  --output_file=quickstart/records/docs.tfrecord --max_seq_length=32 --max_predictions_per_seq=5 \
 	  --dupe_factor=2 --do_whole_word_mask --shard_by_file --num_workers=2

@@ -47,8 +47,7 @@ class DryRunEnds(Exception):
 def run(main) -> None:
     """Runs a script: `main()` without arguments, its flags parsed.
 
-    Exit codes: 0, all went well; 1, a mistake in flags or files, told in one message on standard error; 75, told to
-    stop: everything is saved, and the same command continues; 130, stopped by a second Ctrl-C.
+    Exit codes are in flag_help.py, which tells them to whoever asks for --help.
     """
 
     def guarded(arguments: list[str]) -> None:
@@ -117,8 +116,8 @@ def offer_dry_run() -> None:
     flags.DEFINE_bool(
         "dry_run",
         False,
-        "Whether to check everything that can be checked (flags, files, shapes, how much memory it will take), tell "
-        "what would be done, and stop.",
+        "Whether to check everything that can be checked (flags, files, shapes), tell what would be done and how much "
+        "memory it takes, as far as that is known before, and stop.",
     )
 
 

@@ -23,10 +23,14 @@ command_line.offer_dry_run()
 
 heading("Required")
 _INPUT = flags.DEFINE_string("input", None, "Read this checkpoint, which may be in any format.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Write to this directory, which is made where it does not exist. Not needed with --inspect."
+)
+_FORMAT = flags.DEFINE_enum(
+    "format", None, ["google", "hugging_face", "keras_hub"], "Write in this format. Not needed with --inspect."
+)
 
 heading("Output")
-_OUTPUT = flags.DEFINE_string("output", None, "Write to this directory, which is made where it does not exist.")
-_FORMAT = flags.DEFINE_enum("format", None, ["google", "hugging_face", "keras_hub"], "Write in this format.")
 _ARCHITECTURE = flags.DEFINE_string(
     "architecture",
     None,
@@ -56,8 +60,8 @@ _EXTRA_TOKENS = flags.DEFINE_string(
 _MAX_POSITION_EMBEDDINGS = flags.DEFINE_integer(
     "max_position_embeddings",
     None,
-    "Give the output so many positions. Fewer than the input has are its first ones; more are repeated from the first "
-    "on, for training on longer sequences to start from.",
+    "Give the output this many positions. Fewer than the input has are its first ones; more are repeated from the "
+    "first on, for training on longer sequences to start from.",
     lower_bound=1,
 )
 _DROP_UNKNOWN = flags.DEFINE_bool("drop_unknown", False, "Whether to leave out variables that no BERT has.")

@@ -48,17 +48,17 @@ _DO_WHOLE_WORD_MASK = flags.DEFINE_bool(
 )
 # `InstanceOptions` tells why these two are out of range, which a bound here could not.
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
-    "max_seq_length", 128, "Every sequence has so many pieces, [CLS] and [SEP] among them. From 5 to 65535."
+    "max_seq_length", 128, "Every sequence has this many pieces, [CLS] and [SEP] among them. From 5 to 65535."
 )
 _MAX_PREDICTIONS_PER_SEQ = flags.DEFINE_integer(
     "max_predictions_per_seq",
     20,
-    "A sequence has at most so many masked pieces; about max_seq_length * masked_lm_prob is right. From 1 to "
+    "A sequence has at most this many masked pieces; about max_seq_length * masked_lm_prob is right. From 1 to "
     "--max_seq_length.",
 )
 _RANDOM_SEED = flags.DEFINE_integer("random_seed", 12345, "All choices are drawn from this seed. Any integer will do.")
 _DUPE_FACTOR = flags.DEFINE_integer(
-    "dupe_factor", 10, "Go over the text so many times, each time with other masks.", lower_bound=1
+    "dupe_factor", 10, "Go over the text this many times, each time with other masks.", lower_bound=1
 )
 _MASKED_LM_PROB = flags.DEFINE_float(
     "masked_lm_prob", 0.15, "This part of the pieces of a sequence is masked.", lower_bound=0.0, upper_bound=1.0
@@ -102,7 +102,7 @@ _OVERWRITE = flags.DEFINE_bool(
 
 heading("Running")
 _NUM_WORKERS = flags.DEFINE_integer(
-    "num_workers", 1, "So many processes share the work; more than one needs --shard_by_file.", lower_bound=1
+    "num_workers", 1, "This many processes share the work; more than one needs --shard_by_file.", lower_bound=1
 )
 _RUNNER = flags.DEFINE_string(
     "runner",
@@ -149,7 +149,8 @@ def main() -> None:
     options = validate_flags()
     if _TFDS_NAME.value and command_line.is_dry_run():
         told = f"{_TFDS_NAME.value}, split {_TFDS_SPLIT.value}; not opened, since that may download it"
-        command_line.end_dry_run({"input": told, "output": _OUTPUT_FILE.value})
+        memory = "about 30 MB and 5.5 bytes for each byte of its text, beside Python's own"  # docs/data.md
+        command_line.end_dry_run({"input": told, "output": _OUTPUT_FILE.value, "memory": memory})
     with tempfile.TemporaryDirectory() as directory:
         if _TFDS_NAME.value:
             inputs = write_texts(

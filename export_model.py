@@ -48,7 +48,7 @@ _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     lower_bound=1,
 )
 _TOP_K = flags.DEFINE_integer(
-    "top_k", None, "With --task=fill_mask, tell so many words for each [MASK]; 5 if not set.", lower_bound=1
+    "top_k", None, "With --task=fill_mask, tell this many words for each [MASK]; 5 if not set.", lower_bound=1
 )
 _POOLING = flags.DEFINE_enum(
     "pooling",
@@ -56,7 +56,11 @@ _POOLING = flags.DEFINE_enum(
     ["cls", "mean", "max", "second_to_last", "concat_last_4"],
     "With --task=embeddings, tokens become one vector in this way, see extract_features.py; mean if not set.",
 )
-_NORMALIZE = flags.DEFINE_bool("normalize", None, "Whether, with --task=embeddings, vectors get the length 1.")
+_NORMALIZE = flags.DEFINE_bool(
+    "normalize",
+    None,
+    "Whether, with --task=embeddings, vectors get the length 1. By default they keep the length they have.",
+)
 
 heading("Data")
 _TRAIN_RECORDS = flags.DEFINE_string(

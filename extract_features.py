@@ -62,11 +62,11 @@ _DO_LOWER_CASE = flags.DEFINE_bool(
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     128,
-    "A text has at most so many pieces, [CLS] and [SEP] among them; longer ones are cut.",
+    "A text has at most this many pieces, [CLS] and [SEP] among them; longer ones are cut.",
     lower_bound=3,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "So many texts run together; those of about the same length do.", lower_bound=1
+    "batch_size", 32, "Run this many texts together, those of about the same length.", lower_bound=1
 )
 
 heading("Data")
@@ -81,7 +81,7 @@ _QUERY = flags.DEFINE_multi_string(
     "Instead of writing vectors, print the lines of --input_file that are nearest to this text by the cosine of their "
     "vectors. It may be given several times.",
 )
-_TOP_K = flags.DEFINE_integer("top_k", 5, "Print so many lines for each --query.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Print this many lines for each --query.", lower_bound=1)
 _STS_FILE = flags.DEFINE_string(
     "sts_file",
     None,

@@ -15,7 +15,8 @@ INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
     "Start from these weights: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of "
-    "ours. They are random if it is not set.",
+    "ours. If it is not set, training starts from random weights, and a model that is in --output_dir is evaluated and "
+    "asked.",
 )
 BERT_CONFIG_FILE = flags.DEFINE_string(
     "bert_config_file", None, "Read the config here, if it does not lie beside the weights."
@@ -25,7 +26,10 @@ DO_LOWER_CASE = flags.DEFINE_bool(
     "do_lower_case", None, "Whether to lower-case the text. By default the model tells, and it is True if it does not."
 )
 FREEZE_LAYERS = flags.DEFINE_integer(
-    "freeze_layers", 0, "Keep the embeddings and so many of the lowest layers as they are; 0 trains all.", lower_bound=0
+    "freeze_layers",
+    0,
+    "Keep the embeddings and this many of the lowest layers as they are, at most all of them; 0 trains everything.",
+    lower_bound=0,
 )
 
 heading("Training")
@@ -34,15 +38,21 @@ DO_PREDICT = flags.DEFINE_bool("do_predict", False, "Whether to answer for data 
 TRAIN_BATCH_SIZE = flags.DEFINE_integer(
     "train_batch_size",
     32,
-    "A step of training has so many sequences, of all devices together; in multiple choice, so many examples.",
+    "A step of training has this many sequences, of all devices together; in multiple choice, this many examples.",
     lower_bound=1,
 )
 PREDICT_BATCH_SIZE = flags.DEFINE_integer(
-    "predict_batch_size", 8, "So many sequences are answered together.", lower_bound=1
+    "predict_batch_size", 8, "Answer this many sequences together.", lower_bound=1
 )
-NUM_TRAIN_EPOCHS = flags.DEFINE_float("num_train_epochs", 3.0, "Each example is seen so many times.", lower_bound=0.0)
+NUM_TRAIN_EPOCHS = flags.DEFINE_float(
+    "num_train_epochs", 3.0, "Go through the training data this many times.", lower_bound=0.0
+)
 WARMUP_PROPORTION = flags.DEFINE_float(
-    "warmup_proportion", 0.1, "The learning rate rises in this part of the steps.", lower_bound=0.0, upper_bound=1.0
+    "warmup_proportion",
+    0.1,
+    "The learning rate rises over this share of the steps, from the first one on.",
+    lower_bound=0.0,
+    upper_bound=1.0,
 )
 BATCHING = flags.DEFINE_enum(
     "batching",
@@ -55,8 +65,8 @@ BATCHING = flags.DEFINE_enum(
 TRAIN_BATCH_TOKENS = flags.DEFINE_integer(
     "train_batch_tokens",
     None,
-    "With --batching=bucketed, a step has as many sequences as have so many pieces together, padding included, instead "
-    "of --train_batch_size.",
+    "With --batching=bucketed, a step has as many sequences as have this many pieces together, padding included, "
+    "instead of --train_batch_size, which decides by default.",
     lower_bound=1,
 )
 

@@ -11,12 +11,17 @@ from absl import flags
 # In this order; a module may have flags under any of them.
 HEADINGS = ("Required", "Model", "Data", "Training", "Devices", "Output", "Running")
 
-_EXIT_CODES = """\
-Exit codes
-  0    All went well.
-  1    A mistake in flags or files, told in one message; nothing that was there before is lost.
-  75   Told to stop (SIGTERM, Ctrl-C): everything is saved, and the same command continues.
-  130  Stopped at once by a second Ctrl-C; what was saved before is there."""
+_EXIT_CODES = {
+    0: "All went well.",
+    1: "A mistake in flags or files, told in one message; nothing that was there before is lost.",
+    130: "Stopped at once by Ctrl-C; what was written before is whole.",
+    143: "The same by SIGTERM, as shells count it.",
+}
+_EXIT_CODES_OF_TRAINING = _EXIT_CODES | {
+    75: "Told to stop while it trained (SIGTERM, Ctrl-C): everything is saved, and the same command continues.",
+    130: "Stopped at once: by a second Ctrl-C, or by one when nothing was trained. What was saved before is whole.",
+    143: "Ended by SIGTERM when nothing was trained; the same.",
+}
 
 # What people type from habit, and what it may be called here.
 _ABBREVIATIONS = {
@@ -24,7 +29,12 @@ _ABBREVIATIONS = {
     "bs": ("train_batch_size", "batch_size"),
     "batch_size": ("train_batch_size",),
     "epochs": ("num_train_epochs",),
+    "max_len": ("max_seq_length",),
     "model": ("init_checkpoint", "model_dir"),
+    "model_dir": ("init_checkpoint", "output_dir"),
+    "model_name_or_path": ("init_checkpoint", "model_dir"),
+    "steps": ("num_train_steps",),
+    "train_data": ("train_file", "input_file"),
 }
 
 _started: list[tuple[str, str, frozenset[str]]] = []  # headings, the modules they are in, the flags before them
@@ -60,7 +70,9 @@ def help_text(description: str) -> str:
     for name, members in by_heading().items():
         if members:
             parts.append("\n".join([name, *map(_described, members)]))
-    return "\n\n".join([*parts, _EXIT_CODES])
+    codes = _EXIT_CODES_OF_TRAINING if "save_checkpoints_steps" in flags.FLAGS else _EXIT_CODES
+    parts.append("\n".join(["Exit codes", *(f"  {code:<5}{codes[code]}" for code in sorted(codes))]))
+    return "\n\n".join(parts)
 
 
 def _described(flag: flags.Flag) -> str:
@@ -81,7 +93,7 @@ def _spelled(flag: flags.Flag) -> str:
 def _range(flag: flags.Flag) -> str:
     low, high = (getattr(flag.parser, name, None) for name in ("lower_bound", "upper_bound"))
     if low is not None and high is not None:
-        return f"From {low:g} to {high:g}." if high < 2**31 - 1 else f"At least {low:g}."
+        return f"From {low:g} to {high if isinstance(high, int) else f'{high:g}'}."
     return f"At least {low:g}." if low is not None else f"At most {high:g}." if high is not None else ""
 
 

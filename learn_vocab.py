@@ -35,7 +35,7 @@ heading("Model")
 _VOCAB_SIZE = flags.DEFINE_integer(
     "vocab_size",
     30522,
-    "The vocabulary has so many lines, special tokens included. A small text may not have as many pieces; what was "
+    "The vocabulary has this many lines, special tokens included. A small text may not have as many pieces; what was "
     "learned is printed at the end, and vocab_size in bert_config.json has to be at least that.",
     lower_bound=1,
 )
@@ -57,14 +57,14 @@ _SPECIAL_TOKENS = flags.DEFINE_list(
 _NUM_UNUSED = flags.DEFINE_integer(
     "num_unused",
     0,
-    "So many slots, [unused0], [unused1] and so on, follow the special tokens, to be given a meaning later without "
+    "This many slots, [unused0], [unused1] and so on, follow the special tokens, to be given a meaning later without "
     "training anew. The released English vocabulary has 994 of them.",
     lower_bound=0,
 )
 _MAX_ALPHABET = flags.DEFINE_integer(
     "max_alphabet",
     6000,
-    "Keep so many distinct characters, the most frequent ones. A word with any other character becomes [UNK]. The "
+    "Keep this many distinct characters, the most frequent ones. A word with any other character becomes [UNK]. The "
     "default is enough for Chinese; lower it if rare characters of foreign scripts take room from the pieces.",
     lower_bound=1,
 )
@@ -98,7 +98,7 @@ _MIN_GAIN = flags.DEFINE_float(
     "text, in nats, by no more than this. Any number will do; below 0, it also makes merges that lower it.",
 )
 _NUM_WORKERS = flags.DEFINE_integer(
-    "num_workers", 1, "So many processes count words. The vocabulary does not depend on it.", lower_bound=1
+    "num_workers", 1, "This many processes count words. The vocabulary does not depend on it.", lower_bound=1
 )
 
 
@@ -124,7 +124,14 @@ def main() -> None:
     files = sorted(set(find_files(_INPUT_FILE.value, flag="input_file")))
     if command_line.is_dry_run():
         megabytes = sum(map(os.path.getsize, files)) / 1e6
-        command_line.end_dry_run({"input": f"{len(files)} files, {megabytes:.1f} MB", "output": _OUTPUT_FILE.value})
+        command_line.end_dry_run(
+            {
+                "input": f"{len(files)} files, {megabytes:.1f} MB",
+                "output": _OUTPUT_FILE.value,
+                # Measured: docs/vocabulary.md. How many there are, only counting tells.
+                "memory": "about 200 bytes for each distinct word, beside Python's own",
+            }
+        )
     strip_accents = _DO_LOWER_CASE.value if _STRIP_ACCENTS.value is None else _STRIP_ACCENTS.value
     counted = word_counts.count_words(files, _DO_LOWER_CASE.value, strip_accents, _NUM_WORKERS.value, True)
     lexicon = vocabulary.make_lexicon(counted, _MIN_COUNT.value, _MAX_ALPHABET.value)

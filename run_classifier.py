@@ -36,7 +36,8 @@ heading("Required")
 _TASK_NAME = flags.DEFINE_string(
     "task_name",
     None,
-    f"Learn this task: {', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own.",
+    f"Learn this task: {', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own. "
+    "A model that is asked by --predict_file alone, and --tfds_name, imply it.",
 )
 
 heading("Data")
@@ -66,7 +67,7 @@ _REGRESSION = flags.DEFINE_bool("regression", False, "Whether the label is a num
 _TSV_QUOTES = flags.DEFINE_bool("tsv_quotes", False, "Whether fields of a .tsv may be quoted, as spreadsheets do.")
 _SKIP_BAD_ROWS = flags.DEFINE_bool("skip_bad_rows", False, "Whether to count rows without text or label and go on.")
 _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
-    "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
+    "max_train_examples", None, "Train on this many examples, drawn at random, instead of all.", lower_bound=1
 )
 _TFDS_NAME = flags.DEFINE_string(
     "tfds_name", None, "Read this set of tensorflow-datasets instead of files; --task_name=custom is implied."
@@ -85,7 +86,7 @@ heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     128,
-    "A sequence has at most so many pieces, [CLS] and [SEP] among them; longer texts are cut. Pairs need 5.",
+    "A sequence has at most this many pieces, [CLS] and [SEP] among them; longer texts are cut. Pairs need 5.",
     lower_bound=3,
 )
 _LONG_TEXT = flags.DEFINE_enum(
@@ -100,7 +101,7 @@ _BILSTM_HEAD = flags.DEFINE_bool("bilstm_head", False, "Whether a BiLSTM takes t
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on the development set.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer(
-    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+    "eval_batch_size", 8, "A batch of the evaluation has this many sequences.", lower_bound=1
 )
 _LABEL_SMOOTHING = flags.DEFINE_float(
     "label_smoothing", 0.0, "This part of each target is spread over all labels.", lower_bound=0.0, upper_bound=1.0
@@ -111,7 +112,7 @@ _CLASS_WEIGHTS = flags.DEFINE_enum(
 _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials",
     1,
-    "Train so many times, from seeds that follow each other, in --output_dir/trial-…; the best one ends up in "
+    "Train this many times, from seeds that follow each other, in --output_dir/trial-…; the best one ends up in "
     "--output_dir itself, with mean and deviation of all in trials.json.",
     lower_bound=1,
 )
@@ -193,7 +194,8 @@ def label_standard_input() -> None:
     """A quick look: a text a line, or `a ||| b`, each with its label and how sure the model is."""
     classifier = SentenceClassifier.load(OUTPUT_DIR.value)
     if command_line.is_dry_run():
-        command_line.end_dry_run({"model": OUTPUT_DIR.value, "texts": "from standard input"})
+        facts = {"model": OUTPUT_DIR.value, "texts": "from standard input"}
+        command_line.end_dry_run(facts | command_line.weights_memory(4 * classifier.num_parameters))
     for line in filter(None, map(str.strip, sys.stdin)):
         text = tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line
         [prediction] = classifier.predict([text])

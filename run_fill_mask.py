@@ -26,9 +26,9 @@ _INPUT_FILE = flags.DEFINE_string("input_file", None, "Read texts from this file
 heading("Model")
 _INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
-    str(Path(__file__).parent / "pretrained" / "bert-mini-books"),
+    None,
     "Ask this pre-trained model, which needs its masked LM head, in any format that run_pretraining.py takes. By "
-    "default it is the small one that comes with this project.",
+    "default it is pretrained/bert-mini-books, the small one that comes with this project.",
 )
 _BERT_CONFIG_FILE = flags.DEFINE_string(
     "bert_config_file", None, "Read the config here, if it does not lie beside the weights."
@@ -45,8 +45,11 @@ _SCORE = flags.DEFINE_bool(
     "Whether to tell, instead of filling in, the pseudo-perplexity of each text (each piece hidden in turn), and of a "
     "pair the probability that the second follows the first.",
 )
-_TOP_K = flags.DEFINE_integer("top_k", 5, "Print so many words for each [MASK].", lower_bound=1)
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "So many texts run together.", lower_bound=1)
+_TOP_K = flags.DEFINE_integer("top_k", 5, "Print this many words for each [MASK].", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Run this many texts together.", lower_bound=1)
+
+
+_BOOKS = Path(__file__).parent / "pretrained" / "bert-mini-books"
 
 
 def texts() -> list[str]:
@@ -69,10 +72,11 @@ def main() -> None:
 
     lines = texts()
     pairs = [tuple(map(str.strip, line.split("|||", 1))) if "|||" in line else line for line in lines]
-    fill_mask = FillMask.load(_INIT_CHECKPOINT.value, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
+    checkpoint = _INIT_CHECKPOINT.value or str(_BOOKS)
+    fill_mask = FillMask.load(checkpoint, _VOCAB_FILE.value, _BERT_CONFIG_FILE.value, _DO_LOWER_CASE.value)
     if command_line.is_dry_run():
         fill_mask.check(pairs, for_score=_SCORE.value)
-        facts = {"model": _INIT_CHECKPOINT.value, "texts": f"{len(lines):,}"}
+        facts = {"model": checkpoint, "texts": f"{len(lines):,}"}
         command_line.end_dry_run(facts | command_line.weights_memory(4 * num_parameters(fill_mask.config)))
     if _SCORE.value:
         for line, score in zip(lines, fill_mask.score(pairs, _BATCH_SIZE.value), strict=True):

@@ -27,8 +27,8 @@ from flag_help import heading
 command_line.offer_dry_run()
 
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this file.")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this file.")
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this file. Needed with --do_train.")
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this file. Needed with --do_eval.")
 _PREDICT_FILE = flags.DEFINE_string("predict_file", None, "Choose from the endings of this file; labels are not read.")
 _FORMAT = flags.DEFINE_enum(
     "format",
@@ -39,21 +39,21 @@ _FORMAT = flags.DEFINE_enum(
     "their names.",
 )
 _MAX_TRAIN_EXAMPLES = flags.DEFINE_integer(
-    "max_train_examples", None, "Train on so many examples only, drawn at random.", lower_bound=1
+    "max_train_examples", None, "Train on this many examples, drawn at random, instead of all.", lower_bound=1
 )
 
 heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     128,
-    "A context with one of its endings has at most so many pieces, [CLS] and [SEP] among them; longer ones are cut.",
+    "A context with one of its endings has at most this many pieces, [CLS] and [SEP] among them; longer ones are cut.",
     lower_bound=5,
 )
 
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer(
-    "eval_batch_size", 8, "A batch of the evaluation has so many examples, each with all its endings.", lower_bound=1
+    "eval_batch_size", 8, "A batch of the evaluation has this many examples, each with all its endings.", lower_bound=1
 )
 _LABEL_SMOOTHING = flags.DEFINE_float(
     "label_smoothing", 0.0, "This part of each target is spread over all choices.", lower_bound=0.0, upper_bound=1.0
@@ -61,7 +61,7 @@ _LABEL_SMOOTHING = flags.DEFINE_float(
 _NUM_TRIALS = flags.DEFINE_integer(
     "num_trials",
     1,
-    "Train so many times, from seeds that follow each other, in --output_dir/trial-…; the best one ends up in "
+    "Train this many times, from seeds that follow each other, in --output_dir/trial-…; the best one ends up in "
     "--output_dir itself, with mean and deviation of all in trials.json.",
     lower_bound=1,
 )

@@ -25,8 +25,8 @@ from flag_help import heading
 command_line.offer_dry_run()
 
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this tagged text.")
-_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this tagged text.")
+_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on this tagged text. Needed with --do_train.")
+_EVAL_FILE = flags.DEFINE_string("eval_file", None, "Evaluate on this tagged text. Needed with --do_eval.")
 _PREDICT_FILE = flags.DEFINE_string(
     "predict_file", None, "Tag this text, which is in the same format; tags may be missing."
 )
@@ -51,7 +51,7 @@ heading("Model")
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     128,
-    "A sequence has at most so many pieces, [CLS] and [SEP] among them; longer texts go into several.",
+    "A sequence has at most this many pieces, [CLS] and [SEP] among them; longer texts go into several.",
     lower_bound=3,
 )
 _DOCUMENT_CONTEXT = flags.DEFINE_bool(
@@ -61,16 +61,16 @@ _FEATURE_LAYERS = flags.DEFINE_list(
     "feature_layers",
     [],
     "Go the paper's feature-based way: the encoder stays as it is, these layers of it, e.g. -4,-3,-2,-1, are joined, "
-    "and a BiLSTM is trained on them.",
+    "and a BiLSTM is trained on them. By default the whole encoder is trained.",
 )
 
 heading("Training")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate on --eval_file.")
 _EVAL_BATCH_SIZE = flags.DEFINE_integer(
-    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+    "eval_batch_size", 8, "A batch of the evaluation has this many sequences.", lower_bound=1
 )
 _NUM_TRIALS = flags.DEFINE_integer(
-    "num_trials", 1, "Train from so many seeds; the best ends up in --output_dir, all in trials.json.", lower_bound=1
+    "num_trials", 1, "Train from this many seeds; the best ends up in --output_dir, all in trials.json.", lower_bound=1
 )
 
 if __name__ == "__main__":

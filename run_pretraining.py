@@ -76,16 +76,16 @@ heading("Training")
 _DO_TRAIN = flags.DEFINE_bool("do_train", False, "Whether to train.")
 _DO_EVAL = flags.DEFINE_bool("do_eval", False, "Whether to evaluate, after training if both.")
 _TRAIN_BATCH_SIZE = flags.DEFINE_integer(
-    "train_batch_size", 32, "A step of training has so many sequences, of all devices together.", lower_bound=1
+    "train_batch_size", 32, "A step of training has this many sequences, of all devices together.", lower_bound=1
 )
 _EVAL_BATCH_SIZE = flags.DEFINE_integer(
-    "eval_batch_size", 8, "A batch of the evaluation has so many sequences.", lower_bound=1
+    "eval_batch_size", 8, "A batch of the evaluation has this many sequences.", lower_bound=1
 )
-_NUM_TRAIN_STEPS = flags.DEFINE_integer("num_train_steps", 100000, "The whole run has so many steps.", lower_bound=1)
+_NUM_TRAIN_STEPS = flags.DEFINE_integer("num_train_steps", 100000, "The whole run has this many steps.", lower_bound=1)
 _NUM_WARMUP_STEPS = flags.DEFINE_integer(
-    "num_warmup_steps", 10000, "The learning rate rises for so many steps.", lower_bound=0
+    "num_warmup_steps", 10000, "The learning rate rises for this many steps.", lower_bound=0
 )
-_MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "Evaluate on so many batches at most.", lower_bound=1)
+_MAX_EVAL_STEPS = flags.DEFINE_integer("max_eval_steps", 100, "Evaluate on this many batches at most.", lower_bound=1)
 _USE_NEXT_SENTENCE = flags.DEFINE_bool(
     "use_next_sentence", True, "Whether next sentence prediction is part of the loss; without it, masked words are all."
 )

@@ -31,25 +31,29 @@ from tasks.settings import SETTINGS_FILE
 command_line.offer_dry_run()
 
 heading("Data")
-_TRAIN_FILE = flags.DEFINE_string("train_file", None, "Train on these questions with answers, in SQuAD's JSON.")
-_PREDICT_FILE = flags.DEFINE_string(
-    "predict_file", None, "Answer these questions, and score the answers if the right ones are there."
+_TRAIN_FILE = flags.DEFINE_string(
+    "train_file", None, "Train on these questions with answers, in SQuAD's JSON. Needed with --do_train."
 )
-_NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "So many processes make features of questions.", lower_bound=1)
+_PREDICT_FILE = flags.DEFINE_string(
+    "predict_file",
+    None,
+    "Answer these questions, and score the answers if the right ones are there. Needed with --do_predict.",
+)
+_NUM_WORKERS = flags.DEFINE_integer("num_workers", 1, "This many processes make features of questions.", lower_bound=1)
 
 heading("Model")
 # `WindowEncoder` tells why it is out of range, which a bound here could not.
 _MAX_SEQ_LENGTH = flags.DEFINE_integer(
     "max_seq_length",
     384,
-    "A window, which is the question and part of the context, has at most so many pieces. From --max_query_length + 4 "
-    "to what the model takes.",
+    "A window, which is the question and part of the context, has at most this many pieces. From --max_query_length + "
+    "4 to what the model takes.",
 )
 _DOC_STRIDE = flags.DEFINE_integer(
-    "doc_stride", 128, "Each window starts so many pieces after the one before it.", lower_bound=1
+    "doc_stride", 128, "Each window starts this many pieces after the one before it.", lower_bound=1
 )
 _MAX_QUERY_LENGTH = flags.DEFINE_integer(
-    "max_query_length", 64, "A question has at most so many pieces; longer ones are cut.", lower_bound=1
+    "max_query_length", 64, "A question has at most this many pieces; longer ones are cut.", lower_bound=1
 )
 _VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
     "version_2_with_negative", False, "Whether questions may have no answer, as in SQuAD 2.0."
@@ -57,10 +61,10 @@ _VERSION_2_WITH_NEGATIVE = flags.DEFINE_bool(
 
 heading("Output")
 _N_BEST_SIZE = flags.DEFINE_integer(
-    "n_best_size", 20, "Write so many answers to nbest_predictions.json.", lower_bound=1
+    "n_best_size", 20, "Write this many answers to nbest_predictions.json.", lower_bound=1
 )
 _MAX_ANSWER_LENGTH = flags.DEFINE_integer(
-    "max_answer_length", 30, "An answer has at most so many pieces.", lower_bound=1
+    "max_answer_length", 30, "An answer has at most this many pieces.", lower_bound=1
 )
 _NULL_SCORE_DIFF_THRESHOLD = flags.DEFINE_string(
     "null_score_diff_threshold",

@@ -47,7 +47,8 @@ _BIAS_CORRECTION = flags.DEFINE_bool(
     "bias_correction",
     None,
     "Whether Adam's averages are corrected for their start at zero. The original does not; LAMB does unless told "
-    "otherwise. Small data sets train more reliably with it.",
+    "otherwise, so the default is no with --optimizer=adamw and yes with lamb. Small data sets train more reliably "
+    "with it.",
 )
 _LAYERWISE_LR_DECAY = flags.DEFINE_float(
     "layerwise_lr_decay",
@@ -60,7 +61,8 @@ _LAYERWISE_LR_DECAY = flags.DEFINE_float(
 _CONTINUOUS_SCHEDULE = flags.DEFINE_bool(
     "continuous_schedule",
     False,
-    "Whether the learning rate descends from its peak. In the original it drops a little where the warm-up ends.",
+    "Whether the learning rate falls in one line from its peak. The original counts the fall from step 0, so that the "
+    "rate drops where the warm-up ends.",
 )
 _CLIP_EACH_REPLICA = flags.DEFINE_bool(
     "clip_each_replica",
@@ -71,8 +73,8 @@ _CLIP_EACH_REPLICA = flags.DEFINE_bool(
 _GRADIENT_ACCUMULATION_STEPS = flags.DEFINE_integer(
     "gradient_accumulation_steps",
     1,
-    "Each replica goes through its share of a batch in so many parts. More parts need less memory; the batch, and what "
-    "is learned from it, stay the same.",
+    "Each replica goes through its share of a batch in this many parts. More parts need less memory; the batch, and "
+    "what is learned from it, stay the same.",
     lower_bound=1,
 )
 _SEED = flags.DEFINE_integer(
@@ -91,15 +93,15 @@ _DETERMINISTIC = flags.DEFINE_bool(
 _MAX_BAD_STEPS = flags.DEFINE_integer(
     "max_bad_steps",
     0,
-    "Leave out so many steps whose loss or gradients are NaN or infinite, before one more ends the run.",
+    "Leave out this many steps whose loss or gradients are NaN or infinite, before one more ends the run.",
     lower_bound=0,
 )
 _JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the training step with XLA.")
 _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
     "iterations_per_loop",
     1000,
-    "The device does so many training steps between two returns to Python. Only TPUs do so unless this is set, as in "
-    "the original: a run that is told to stop does so when it returns.",
+    "The device does this many training steps between two returns to Python. Unless this is set, it is one where there "
+    "is no TPU: a run that is told to stop does so when it returns.",
     lower_bound=1,
 )
 
@@ -112,7 +114,7 @@ _DISTRIBUTION_STRATEGY = flags.DEFINE_enum(
     "on a tpu; auto takes what it finds.",
 )
 _VIRTUAL_DEVICES = flags.DEFINE_integer(
-    "virtual_devices", 1, "Split the CPU into so many devices, to try out mirrored without GPUs.", lower_bound=1
+    "virtual_devices", 1, "Split the CPU into this many devices, to try out mirrored without GPUs.", lower_bound=1
 )
 _USE_TPU = flags.DEFINE_bool("use_tpu", False, "Whether to use a TPU: the same as --distribution_strategy=tpu.")
 _TPU_NAME = flags.DEFINE_string(
@@ -124,35 +126,35 @@ _GCP_PROJECT = flags.DEFINE_string(
 )
 _MASTER = flags.DEFINE_string("master", None, "Use the TPU at this address; --tpu_name is the newer name of this flag.")
 _NUM_TPU_CORES = flags.DEFINE_integer(
-    "num_tpu_cores", 8, "The TPU should have so many cores; all that are there are used.", lower_bound=1
+    "num_tpu_cores", 8, "The TPU should have this many cores; all that are there are used.", lower_bound=1
 )
 
 heading("Output")
 _SAVE_CHECKPOINTS_STEPS = flags.DEFINE_integer(
-    "save_checkpoints_steps", 1000, "Save the state of the run every so many steps.", lower_bound=1
+    "save_checkpoints_steps", 1000, "Save the state of the run whenever this many more steps are done.", lower_bound=1
 )
 _KEEP_CHECKPOINT_MAX = flags.DEFINE_integer(
-    "keep_checkpoint_max", 5, "Keep so many states, the newest ones.", lower_bound=1
+    "keep_checkpoint_max", 5, "Keep this many states, the newest ones.", lower_bound=1
 )
 _LOG_EVERY_STEPS = flags.DEFINE_integer(
     "log_every_steps",
     100,
-    "Add a line to metrics.jsonl, and a point to TensorBoard, every so many steps.",
+    "Add a line to metrics.jsonl, and a point to TensorBoard, whenever this many more steps are done.",
     lower_bound=1,
 )
 _EVAL_EVERY_STEPS = flags.DEFINE_integer(
-    "eval_every_steps", 0, "Evaluate every so many steps of training; 0 for only at the end.", lower_bound=0
+    "eval_every_steps", 0, "Evaluate whenever this many more steps are done; 0 for only at the end.", lower_bound=0
 )
 _KEEP_BEST_METRIC = flags.DEFINE_string(
     "keep_best_metric",
     None,
     "End with the weights of the evaluation that was best by this figure (see eval_results.txt for their names) "
-    "instead of the last ones. Needs --eval_every_steps.",
+    "instead of the last ones, which are kept by default. Needs --eval_every_steps.",
 )
 _EARLY_STOPPING_PATIENCE = flags.DEFINE_integer(
     "early_stopping_patience",
     0,
-    "End the run after so many evaluations without a new best; 0 for never. Needs --keep_best_metric.",
+    "End the run after this many evaluations without a new best; 0 for never. Needs --keep_best_metric.",
     lower_bound=0,
 )
 

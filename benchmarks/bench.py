@@ -44,7 +44,7 @@ _QUICK = flags.DEFINE_bool(
     "quick", False, "Whether to take a few minutes: small models, few turns; docs/ is left as it is."
 )
 _TURNS = flags.DEFINE_integer(
-    "turns", None, "So many turns have to count, instead of what each work has: usually three.", lower_bound=1
+    "turns", None, "This many turns have to count, instead of what each work has: usually three.", lower_bound=1
 )
 _ONLY = flags.DEFINE_list("only", [], "Names of works, separated by commas; all of them if not set.")
 

@@ -30,7 +30,9 @@ _INPUT_FILE = flags.DEFINE_string("input_file", None, "Texts, one a line; blank 
 _NUM_LINES = flags.DEFINE_integer("num_lines", 2000, "How many lines to ask for, the first ones.", lower_bound=1)
 _MAX_SEQ_LENGTH = flags.DEFINE_integer("max_seq_length", 128, "The length of padded rows: the model's own maximum.")
 _NUM_CLIENTS = flags.DEFINE_integer("num_clients", 16, "Clients that ask at the same time.", lower_bound=1)
-_ROWS_PER_REQUEST = flags.DEFINE_integer("rows_per_request", 4, "A request has from 1 to so many lines.", lower_bound=1)
+_ROWS_PER_REQUEST = flags.DEFINE_integer(
+    "rows_per_request", 4, "A request has from 1 to this many lines.", lower_bound=1
+)
 _MAX_BATCH_SIZE = flags.DEFINE_integer("max_batch_size", 512, "As in batching.config.", lower_bound=1)
 _BATCH_TIMEOUT = flags.DEFINE_integer("batch_timeout_micros", 2000, "As in batching.config.", lower_bound=0)
 _NUM_BATCH_THREADS = flags.DEFINE_integer(

@@ -74,6 +74,10 @@ class SentenceClassifier:
         of_texts = vote(self._probabilities(rows, batch_size), np.array(text_of_row), len(texts))
         return [Prediction(verdict(self.settings, row), dict(by_label(self.settings, row))) for row in of_texts]
 
+    @property
+    def num_parameters(self) -> int:
+        return self._model.count_params()
+
     def _probabilities(self, rows: list[Features], batch_size: int) -> np.ndarray:
         results = np.zeros([len(rows), self.settings.num_outputs], np.float32)
         for numbers, batch in in_batches(rows, self.settings.max_seq_length, batch_size):

@@ -63,7 +63,7 @@ class BestWeights:
         model: whose weights.
         evaluations: what was found so far.
         metric: the figure that decides, see `merit`; of equal ones the first is best.
-        patience: after so many evaluations without a new best the run is over; 0 for never.
+        patience: after this many evaluations without a new best the run is over; 0 for never.
     """
 
     def __init__(

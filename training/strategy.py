@@ -29,7 +29,7 @@ def make_strategy(
         name: one of `STRATEGIES`. "auto" takes several workers if TF_CONFIG names them, all GPUs (or virtual devices)
             if there is more than one, and else one device.
         tpu: address of the TPU, or None.
-        virtual_devices: split the CPU into so many devices, to try "mirrored" on a machine without GPUs.
+        virtual_devices: split the CPU into this many devices, to try "mirrored" on a machine without GPUs.
     """
     if name == "auto":
         name = _choose(virtual_devices)
