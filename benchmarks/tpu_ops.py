@@ -38,7 +38,7 @@ def training_graphs(
         "next_sentence_labels": tf.TensorSpec([4, 1], tf.int32),
     }
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(batch):
         return strategy.run(step.replica_step, args=(batch,))
 

@@ -130,6 +130,6 @@ def numbered_batches(
             batch = {name: tensor[..., :length] if name in sequences else tensor for name, tensor in batch.items()}
         return batch | {"row_weights": tf.cast(numbers != FILLER, tf.float32), "record_numbers": numbers}
 
-    batches = tf.data.Dataset.range(first, len(plan)).map(with_records)
+    batches = tf.data.Dataset.range(first, len(plan)).map(tf.autograph.experimental.do_not_convert(with_records))
     batches.held = read
     return prepared_ahead(batches, prepare)

@@ -99,7 +99,10 @@ class PretrainingInput:
         return f"{len(self.names)} files, {self.files.num_records} records, {digest.hexdigest()[:12]}"
 
     def _changed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        return batches.map(self.change, num_parallel_calls=2).prefetch(2) if self.change else batches
+        if not self.change:
+            return batches
+        change = tf.autograph.experimental.do_not_convert(self.change)  # which takes longer than to trace it
+        return batches.map(change, num_parallel_calls=2).prefetch(2)
 
 
 def _masker(file: str, vocab, max_seq_length: int, max_predictions_per_seq: int) -> DynamicMasker:

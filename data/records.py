@@ -423,7 +423,7 @@ def _numbered(numbers: tf.data.Dataset, batches: Callable[[int], Iterator[list[b
         records.set_shape([rows])
         return tf.cast(number, tf.int32), records
 
-    batches = numbers.map(with_records)
+    batches = numbers.map(tf.autograph.experimental.do_not_convert(with_records))
     batches.held = read
     return batches
 
@@ -445,6 +445,7 @@ def prepared_ahead(batches: tf.data.Dataset, prepare: Callable) -> tf.data.Datas
     C library to give every block of memory above 128 kB back to the system at once, for the whole process, and training
     on a CPU then spends a third of its time on page faults.
     """
+    prepare = tf.autograph.experimental.do_not_convert(prepare)  # which takes longer than to trace it
     dataset = batches.map(prepare, num_parallel_calls=_PARALLEL_BATCHES).prefetch(_BATCHES_AHEAD)
     options = tf.data.Options()
     # Its thread sleeps for up to a minute at a time, and whoever lets go of an iterator waits until it wakes.

@@ -69,7 +69,7 @@ def make_signatures(service: Service) -> dict[str, Any]:
         "examples": (service.answer_examples, {"examples": TEXTS}),
     }
     return {
-        name: tf.function(function).get_concrete_function(
+        name: tf.function(function, autograph=False).get_concrete_function(
             **{key: tf.TensorSpec(spec.shape, spec.dtype, key) for key, spec in specs.items()}
         )
         for name, (function, specs) in functions.items()

@@ -77,7 +77,7 @@ class ChoicePredictor:
             scores[numbers] = self._run(batch).numpy()
         return scores
 
-    @tf.function(input_signature=BATCH_SIGNATURE)
+    @tf.function(input_signature=BATCH_SIGNATURE, autograph=False)
     def _run(self, batch):
         one_choice_each = {name: tensor[:, tf.newaxis] for name, tensor in batch.items()}  # [B, 1, T]
         return tf.cast(self._model(one_choice_each, training=False), tf.float32)[:, 0]  # [B]

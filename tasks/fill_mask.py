@@ -171,16 +171,16 @@ class FillMask:
             "masked_lm_positions": _padded(positions, max(map(len, positions))),
         }
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _losses(self, batch, right):
         return cross_entropy(self._model(batch, training=False)["masked_lm_logits"], right)  # [B, P]
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _follows(self, batch):
         logits = self._model(batch, training=False)["next_sentence_logits"]
         return tf.nn.softmax(tf.cast(logits, tf.float32))[:, 0]  # 0 = the next sentence
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _run(self, batch, top_k):
         logits = self._model(batch, training=False)["masked_lm_logits"]
         probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))  # [B, P, V]

@@ -79,6 +79,6 @@ class NerPredictor:
                 results[number] = told
         return results
 
-    @tf.function(input_signature=BATCH_SIGNATURE)
+    @tf.function(input_signature=BATCH_SIGNATURE, autograph=False)
     def _run(self, batch):
         return tag_and_probability(self._model(batch, training=False))  # [B, T, 2]

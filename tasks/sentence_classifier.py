@@ -84,6 +84,6 @@ class SentenceClassifier:
             results[numbers] = probabilities(self.settings.kind, self._run(batch).numpy())
         return results
 
-    @tf.function(input_signature=BATCH_SIGNATURE)
+    @tf.function(input_signature=BATCH_SIGNATURE, autograph=False)
     def _run(self, batch):
         return tf.cast(self._model(batch, training=False), tf.float32)  # [B, L]

@@ -154,6 +154,6 @@ class SquadPredictor:
             logits[numbers, : told.shape[1]] = np.where(is_token[..., np.newaxis], told, MISSING)
         return logits[..., 0], logits[..., 1]
 
-    @tf.function(input_signature=BATCH_SIGNATURE)
+    @tf.function(input_signature=BATCH_SIGNATURE, autograph=False)
     def _run(self, batch):
         return tf.cast(both_ends(self._model(batch, training=False)), tf.float32)  # [B, T, 2]

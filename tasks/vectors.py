@@ -311,7 +311,9 @@ class TextEncoder:
         Layers above those that are asked for are not computed: nothing in the graph needs them.
         """
         return tf.function(
-            lambda batch: self._vectors_of_batch(batch, layers, pooling), input_signature=BATCH_SIGNATURE
+            lambda batch: self._vectors_of_batch(batch, layers, pooling),
+            input_signature=BATCH_SIGNATURE,
+            autograph=False,
         )
 
     def _vectors_of_batch(self, batch, layers, pooling):
@@ -319,7 +321,9 @@ class TextEncoder:
 
     def _make_attention_graph(self, layers: tuple[int, ...]):
         """A function of its own: whoever wants vectors need not keep what attention was."""
-        return tf.function(lambda batch: self._attention_of_batch(batch, layers), input_signature=BATCH_SIGNATURE)
+        return tf.function(
+            lambda batch: self._attention_of_batch(batch, layers), input_signature=BATCH_SIGNATURE, autograph=False
+        )
 
     def _attention_of_batch(self, batch, layers):
         attention = self._encoder(batch, training=False, return_attention=True)["attention_probs"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from modeling.checkpoint import Checkpoint, load_checkpoint
 from modeling.google import CHECKPOINT_NAME, read_variables
-from training.graphs import gradients_not_kept
+from training.graphs import gradients_not_kept, summed_over_steps
 from training.reports import store_once
 from training.state import RunRecord, TrainState, write_text
 from training.step import Task, distributed, summed
@@ -41,7 +41,9 @@ class Evaluator:
         self._task = task
         self._batches_of_worker = batches_of_worker
         self._num_steps = num_steps
-        self._replica_step = tf.function(self._measure, jit_compile=True) if jit_compile else self._measure
+        self._replica_step = self._measure
+        if jit_compile:
+            self._replica_step = tf.function(self._measure, jit_compile=True, autograph=False)
 
     def __call__(self) -> dict[str, float]:
         """The figures of the task, and `loss`: the mean of the losses of all batches, as in the original."""
@@ -51,18 +53,17 @@ class Evaluator:
             totals = {name: float(total) for name, total in totals.items()}
         return {"loss": totals["loss"] / max(totals["batches"], 1.0)} | self._task.figures(totals)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _run(self, iterator, num_steps):
-        totals = dict.fromkeys((*self._task.measures, "loss", "batches"), tf.constant(0.0))
-        for _ in tf.range(num_steps):
+        def step() -> dict[str, tf.Tensor]:
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
             measured = summed(self._strategy, self._task, measured)
             # A batch that consists of filling alone, where records could not be read, counts for nothing.
             is_real = tf.reduce_max([measured[name] for name in self._task.measures if name.endswith("_count")]) > 0.0
             measured["loss"] = tf.where(is_real, self._task.loss(measured, measured), 0.0)
-            measured["batches"] = tf.cast(is_real, tf.float32)
-            totals = {name: totals[name] + measured[name] for name in totals}
-        return totals
+            return measured | {"batches": tf.cast(is_real, tf.float32)}
+
+        return summed_over_steps(step, num_steps, (*self._task.measures, "loss", "batches"))
 
     def _measure(self, batch):
         with gradients_not_kept():

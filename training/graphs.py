@@ -1,9 +1,26 @@
-"""What TensorFlow keeps of a traced function after everybody else has let go of it."""
+"""Functions that are traced: how they repeat a step, and what TensorFlow keeps of them after all others have let go.
+
+None of ours is converted by AutoGraph, which takes longer than all the rest of tracing: loops are written as such.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import tensorflow as tf
 from tensorflow.python.framework import ops
+
+
+def summed_over_steps(
+    step: Callable[[], dict[str, tf.Tensor]], num_steps: tf.Tensor, names: Iterable[str]
+) -> dict[str, tf.Tensor]:
+    """Runs `step` some times, on the device; the sums of what it measures, by name."""
+
+    def run(number, totals):
+        measured = step()
+        return number + 1, {name: total + measured[name] for name, total in totals.items()}
+
+    start = 0, dict.fromkeys(names, tf.constant(0.0))
+    return tf.while_loop(lambda number, _: number < num_steps, run, start, maximum_iterations=num_steps)[1]
 
 
 @contextlib.contextmanager

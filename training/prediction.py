@@ -53,7 +53,7 @@ class Predictions:
                 given = model(batch, training=False)
             return tf.cast(outputs(given) if outputs else given, tf.float32)
 
-        self._predict = tf.function(predict, jit_compile=jit_compile or None)
+        self._predict = tf.function(predict, jit_compile=jit_compile or None, autograph=False)
 
     def __call__(self, description: str | None = None) -> np.ndarray:
         """What the model says, float [number of records, …], with a bar if it has a `description`."""
@@ -75,7 +75,7 @@ class Predictions:
             return np.zeros([self._num_records, *shape[1:]], np.float32)
         return np.full([self._num_records, self._sequence_length, *shape[2:]], MISSING, np.float32)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _next(self, iterator):
         def of_replica(batch):
             return batch["record_numbers"], self._predict(batch)

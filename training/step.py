@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from modeling.functions import compiled_by_xla
 from training.bad_steps import BadSteps
-from training.graphs import gradients_not_kept
+from training.graphs import gradients_not_kept, summed_over_steps
 from training.loss_scale import DynamicLossScale
 from training.optimizer import in_all_replicas
 
@@ -81,26 +81,27 @@ class TrainStep:
             optimizer.decide = lambda is_finite: self._bad_steps.is_taken(is_finite, optimizer.iterations + 1)
         self._replica_step = self.replica_step
         if jit_compile and strategy.num_replicas_in_sync == 1:
-            self._replica_step = tf.function(self.replica_step, jit_compile=True)
+            self._replica_step = tf.function(self.replica_step, jit_compile=True, autograph=False)
         elif jit_compile:
-            self._gradients = tf.function(self._gradients, jit_compile=True)
+            self._gradients = tf.function(self._gradients, jit_compile=True, autograph=False)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def run(self, iterator, num_steps) -> dict[str, tf.Tensor]:
         """Takes `num_steps` batches from `iterator` without coming back to Python; gives sums over all of them.
 
         Of steps that were left out, those with a loss that is not finite do not count, nor does any after the last.
         """
-        totals = dict.fromkeys((*self._task.measures, "loss", "steps"), tf.constant(0.0))
-        for _ in tf.range(num_steps):
+
+        def step() -> dict[str, tf.Tensor]:
             measured = self._strategy.run(self._replica_step, args=(next(iterator),))
             measured = summed(self._strategy, self._task, measured)
             measured |= {"loss": self._task.loss(measured, measured), "steps": tf.constant(1.0)}
-            if self._optimizer.skip_nonfinite:
-                is_counted = tf.math.is_finite(measured["loss"]) & self._bad_steps.is_going()
-                measured = {name: tf.where(is_counted, value, 0.0) for name, value in measured.items()}
-            totals = {name: totals[name] + measured[name] for name in totals}
-        return totals
+            if not self._optimizer.skip_nonfinite:
+                return measured
+            is_counted = tf.math.is_finite(measured["loss"]) & self._bad_steps.is_going()
+            return {name: tf.where(is_counted, value, 0.0) for name, value in measured.items()}
+
+        return summed_over_steps(step, num_steps, (*self._task.measures, "loss", "steps"))
 
     def replica_step(self, batch) -> dict[str, tf.Tensor]:
         """The step of one replica, with its share of a batch; gives its own counts and sums."""
@@ -136,14 +137,21 @@ class TrainStep:
         seeds = tf.random.experimental.stateless_split(seed, self._parts)
         gradients = [tf.zeros_like(variable) for variable in self._model.trainable_variables]
         sums = {name: tf.constant(0.0) for name in self._task.measures if name not in all_counts}
-        for part in tf.range(self._parts):
-            # One after the other: otherwise all parts run at once, and take the memory of the whole.
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+
+        def add(part, gradients, sums):
             of_part = {name: tensor[part] for name, tensor in split.items()}
             more_gradients, more_sums = self._gradients_of_part(of_part, all_counts, seeds[part])
             gradients = [total + more for total, more in zip(gradients, more_gradients, strict=True)]
-            sums = {name: total + more_sums[name] for name, total in sums.items()}
-        return gradients, sums
+            return part + 1, gradients, {name: total + more_sums[name] for name, total in sums.items()}
+
+        # One after the other: otherwise all parts run at once, and take the memory of the whole.
+        return tf.while_loop(
+            lambda part, *_: part < self._parts,
+            add,
+            (0, gradients, sums),
+            parallel_iterations=1,
+            maximum_iterations=self._parts,
+        )[1:]
 
     def _gradients_of_part(self, batch, all_counts, seed):
         variables = self._model.trainable_variables
@@ -182,7 +190,7 @@ def distributed(strategy: tf.distribute.Strategy, batches_of_worker):
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
         if replicas == 1:
             return batches
-        return batches.map(lambda batch: _split(batch, replicas)).unbatch()
+        return batches.map(tf.autograph.experimental.do_not_convert(lambda batch: _split(batch, replicas))).unbatch()
 
     if strategy.num_replicas_in_sync == 1:  # what a distributed iterator does to memory: see data/records.py
         return iter(batches_of_worker(0, 1))

@@ -18,7 +18,7 @@ def sum_over_replicas(strategy: tf.distribute.Strategy, value: float) -> float:
     return float(_sum(strategy, tf.constant(value, tf.float32)))
 
 
-@tf.function
+@tf.function(autograph=False)
 def _sum(strategy, value):
     def of_replica(value):
         # A copy, since a tensor from outside has no device that the sum could go to.

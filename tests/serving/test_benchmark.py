@@ -57,6 +57,6 @@ def test_measures_both_ways(tmp_path):
     tiny_model.export(tmp_path / "1")
     (tmp_path / "lines.txt").write_text("one line\n\nanother, 더 긴 줄\n" * 20)
     flags = scripts.spell(saved_model_dir=tmp_path / "1", input_file=tmp_path / "lines.txt", max_seq_length=16)
-    told = scripts.run("-m", "benchmarks.serving", *flags, "--lines_per_turn=25")
+    told = scripts.run("benchmarks.serving", *flags, "--lines_per_turn=25")
     assert "of 40 lines" in told
     assert "padded to 16" in told and "free length" in told and "requests/s" in told
