@@ -20,11 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 _SERVER = """
-    import json, os, runpy, sys
+    import atexit, gc, json, os, runpy, sys, threading, traceback
     import keras, numpy, tensorflow, tqdm
     import modeling.checkpoint, modeling.models, serving.saved_model, serving.services, tasks.pretraining
     import tasks.sentence_classifier, tasks.sentence_data, tasks.sentence_results, training.evaluation, training.loop
 
+    gc.freeze()  # what is imported stays: nobody need look through it for garbage
     for line in sys.stdin:
         asked = json.loads(line)
         if "poll" in asked:
@@ -43,13 +44,26 @@ _SERVER = """
         os.environ.update(asked["environment"])
         sys.argv = asked["command"]
         exec(asked["before"], {})
-        if sys.argv[0].endswith(".py"):
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        else:
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        break
-    else:
-        os._exit(0)  # nothing was computed here: there is nothing to clear up
+        code = 0
+        try:
+            if sys.argv[0].endswith(".py"):
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            else:
+                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        except SystemExit as stopped:
+            code = stopped.code or 0
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+        # All that an interpreter does at its end but taking thousands of modules apart, which takes it a second.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+    os._exit(0)  # nothing was computed here: there is nothing to clear up
 """
 
 
