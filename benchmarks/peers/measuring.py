@@ -83,14 +83,14 @@ def take_turns(sides: Sequence[Measured], turns: Turns) -> Measurements:
     return Measurements(tuple(taken), turns.is_timed)
 
 
-def ratio_of_figures(name: str) -> "Compare":
-    return lambda ours, peer: ours[name] / peer[name]
+def figures_named(name: str) -> "Compare":
+    return lambda ours, peer: (ours[name], peer[name])
 
 
-def ratio_of_times_to_loss(ours: Figures, peer: Figures) -> float:
+def times_to_the_same_loss(ours: Figures, peer: Figures) -> tuple[float, float]:
     """How long each takes to the same loss: the lowest one that both reach, so that neither is asked for noise."""
     target = max(min(loss for _, loss in side["curve"]) for side in (ours, peer))
-    return time_to_loss(ours["curve"], target) / time_to_loss(peer["curve"], target)
+    return time_to_loss(ours["curve"], target), time_to_loss(peer["curve"], target)
 
 
 def time_to_loss(curve: Sequence[tuple[float, float]], target: float) -> float:
@@ -116,4 +116,4 @@ def disagreements(ours: Figures, peer: Figures) -> Iterator[str]:
             yield f"numbers differ by {max(differences):.2g}"
 
 
-Compare = Callable[[Figures, Figures], float]
+Compare = Callable[[Figures, Figures], tuple[float, float]]  # what is divided by what

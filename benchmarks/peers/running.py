@@ -9,7 +9,7 @@ from benchmarks.peers.measuring import (
     Figures,
     Measurements,
     disagreements,
-    ratio_of_figures,
+    figures_named,
     take_turns,
 )
 from benchmarks.peers.worker import Worker, WorkerError
@@ -144,15 +144,15 @@ class Run:
     def _row_beside(self, goal: Goal, ours: Way, peer: str) -> Row:
         measured = self._measured[peer]
         our_figures, peer_figures = (measured.best(side, self._work.lower_is_better) for side in (0, 1))
-        ratio = (goal.compare or ratio_of_figures(goal.figure))(our_figures, peer_figures)
+        our_figure, peer_figure = (goal.compare or figures_named(goal.figure))(our_figures, peer_figures)
         return self._new_row(
             goal,
             measured,
-            ratio,
+            our_figure / peer_figure,
             ours=ours.name,
             peer=peer,
-            our_figure=our_figures[goal.figure],
-            peer_figure=peer_figures[goal.figure],
+            our_figure=our_figure,
+            peer_figure=peer_figure,
             problem="; ".join(f"not the same work: {told}" for told in disagreements(our_figures, peer_figures)),
             details={"ours": our_figures, "peer": peer_figures},
         )

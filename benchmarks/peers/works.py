@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.measuring import Compare, Turns, ratio_of_times_to_loss
+from benchmarks.peers.measuring import Compare, Turns, times_to_the_same_loss
 from benchmarks.peers.shapes import released
 from benchmarks.peers.texts import Inputs
 
@@ -35,7 +35,7 @@ class Goal:
     against: tuple[Way, ...] = ()  # the best of them counts; with none, the figure is compared with the goal itself
     figure: str = "value"
     unit: str | None = None  # of the figure, where it is not that of the work
-    compare: Compare | None = None  # instead of dividing one figure by the other
+    compare: Compare | None = None  # what to divide by what, if not the figures themselves
 
     def __str__(self) -> str:
         return f"at least {self.at_least:g}" if self.at_least is not None else f"at most {self.at_most:g}"
@@ -347,7 +347,7 @@ def pretraining(inputs: Inputs, quick: bool) -> Work:
             Way(name, "ours_training:pretraining_run", of_ours | {"jit_compile": jit_compile})
             for name, jit_compile in (("ours, XLA", True), ("ours", False))
         ),
-        goals=(Goal("transformers", at_most=0.7, against=transformers, compare=ratio_of_times_to_loss),),
+        goals=(Goal("transformers", at_most=0.7, against=transformers, compare=times_to_the_same_loss),),
         turns=Turns(count=num_steps, wanted=1, spare=2),
         lower_is_better=True,
         materials=materials,

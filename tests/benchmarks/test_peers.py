@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import report
-from benchmarks.peers.measuring import Turns, disagreements, ratio_of_times_to_loss, take_turns, time_to_loss
+from benchmarks.peers.measuring import Turns, disagreements, take_turns, time_to_loss, times_to_the_same_loss
 from benchmarks.peers.running import Row, Run
 from benchmarks.peers.shapes import pretraining_batch, released, training_gflop
 from benchmarks.peers.texts import Inputs
@@ -92,7 +92,7 @@ def test_times_to_the_same_loss():
     assert time_to_loss(curve, 3.9) == math.inf
     # The other one ends at 6, so that is what both are asked for: after 1.5 s and after 3 s.
     other = [(0.0, 10.0), (3.0, 6.0)]
-    assert ratio_of_times_to_loss({"curve": curve}, {"curve": other}) == 0.5
+    assert times_to_the_same_loss({"curve": curve}, {"curve": other}) == (1.5, 3.0)
 
 
 def test_sides_that_do_not_do_the_same_work_are_found_out():

@@ -21,7 +21,7 @@ def warm():
 def config_file(tmp_path_factory):
     """Of a BERT for the golden records."""
     path = tmp_path_factory.mktemp("config") / "config.json"
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     path.write_text(json.dumps(sizes | {"vocab_size": 700, "max_position_embeddings": 128, "type_vocab_size": 2}))
     return path
 
@@ -66,7 +66,9 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model"), [*SEA, *LAND, "the", "old", "a"], hidden_size=16)
+    return write_tiny_model(
+        tmp_path_factory.mktemp("model"), [*SEA, *LAND, "the", "old", "a"], hidden_size=16, num_hidden_layers=1
+    )
 
 
 @pytest.fixture
