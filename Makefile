@@ -59,9 +59,10 @@ quickstart: .venv/.installed  ## the whole way, from text to a model for a serve
 	@echo "Curves: $(BIN)/tensorboard --logdir quickstart, then open http://localhost:6006"
 
 test: .venv/.dev-installed  ## all tests; `make test ARGS="-m 'not slow'"` leaves out the slow ones
-	@# Files side by side, since most of a test is one core starting TensorFlow; the tests of a file share what they made.
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-	  $(ARGS)
+	@# Files side by side, since most of a test is one core tracing a graph, and one more than there are cores, since some
+	@# wait; the tests of a file share what they made.
+	$(BIN)/python -m pytest --numprocesses=$$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') \
+	  --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.dev-installed
 	$(BIN)/ruff check .
