@@ -1,4 +1,4 @@
-# Every target sets itself up: a machine with Python 3.11 and make needs nothing else.
+# Every target sets itself up: a machine needs Python 3.11, make, and a way to PyPI.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 RUN := $(BIN)/python

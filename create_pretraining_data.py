@@ -149,7 +149,7 @@ def main() -> None:
     options = validate_flags()
     if _TFDS_NAME.value and command_line.is_dry_run():
         told = f"{_TFDS_NAME.value}, split {_TFDS_SPLIT.value}; not opened, since that may download it"
-        memory = "about 30 MB and 5.5 bytes for each byte of its text, beside Python's own"  # docs/data.md
+        memory = f"about {_MEGABYTES} MB and {_BYTES_A_BYTE} bytes for each byte of its text, beside Python's own"
         command_line.end_dry_run({"input": told, "output": _OUTPUT_FILE.value, "memory": memory})
     with tempfile.TemporaryDirectory() as directory:
         if _TFDS_NAME.value:
@@ -177,15 +177,19 @@ def main() -> None:
     report(jobs)
 
 
+# Of a worker, and for each byte of the texts it has open at once; measured, see docs/data.md.
+_MEGABYTES, _BYTES_A_BYTE = 30, 5.5
+
+
 def end_dry_run(jobs: list[Job]) -> None:
     sizes = [sum(map(os.path.getsize, job.inputs)) for job in jobs]  # bytes of each pool of documents
-    at_once = sum(sorted(sizes)[-_NUM_WORKERS.value :])
+    at_once = sum(sorted(sizes)[-_NUM_WORKERS.value :])  # text that is compressed takes more
+    megabytes = _NUM_WORKERS.value * _MEGABYTES + _BYTES_A_BYTE * at_once / 1e6
     command_line.end_dry_run(
         {
             "input": f"{sum(len(job.inputs) for job in jobs)} files, {sum(sizes) / 1e6:.1f} MB",
             "output": f"{sum(len(job.outputs) for job in jobs)} files, {jobs[0].outputs[0]} first",
-            # Measured: docs/data.md. Text that is compressed takes more.
-            "memory": f"about {_NUM_WORKERS.value * 30 + 5.5 * at_once / 1e6:.0f} MB beside Python's own",
+            "memory": f"about {megabytes:.0f} MB beside Python's own",
         }
     )
 

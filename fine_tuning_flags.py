@@ -15,8 +15,7 @@ INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint",
     None,
     "Start from these weights: a checkpoint of Google's, a directory of Hugging Face's, or an output directory of "
-    "ours. If it is not set, training starts from random weights, and a model that is in --output_dir is evaluated and "
-    "asked.",
+    "ours. Without it, training starts from random weights; evaluation and prediction take the model in --output_dir.",
 )
 BERT_CONFIG_FILE = flags.DEFINE_string(
     "bert_config_file", None, "Read the config here, if it does not lie beside the weights."

@@ -15,12 +15,12 @@ _EXIT_CODES = {
     0: "All went well.",
     1: "A mistake in flags or files, told in one message; nothing that was there before is lost.",
     130: "Stopped at once by Ctrl-C; what was written before is whole.",
-    143: "The same by SIGTERM, as shells count it.",
+    143: "Ended by SIGTERM, as shells count it; what was written before is whole.",
 }
 _EXIT_CODES_OF_TRAINING = _EXIT_CODES | {
-    75: "Told to stop while it trained (SIGTERM, Ctrl-C): everything is saved, and the same command continues.",
+    75: "Told to stop while it trained (SIGTERM, Ctrl-C), or another worker died: the same command continues.",
     130: "Stopped at once: by a second Ctrl-C, or by one when nothing was trained. What was saved before is whole.",
-    143: "Ended by SIGTERM when nothing was trained; the same.",
+    143: "Ended by SIGTERM when nothing was trained; what was saved before is whole.",
 }
 
 # What people type from habit, and what it may be called here.
@@ -93,8 +93,12 @@ def _spelled(flag: flags.Flag) -> str:
 def _range(flag: flags.Flag) -> str:
     low, high = (getattr(flag.parser, name, None) for name in ("lower_bound", "upper_bound"))
     if low is not None and high is not None:
-        return f"From {low:g} to {high if isinstance(high, int) else f'{high:g}'}."
-    return f"At least {low:g}." if low is not None else f"At most {high:g}." if high is not None else ""
+        return f"From {_number(low)} to {_number(high)}."
+    return f"At least {_number(low)}." if low is not None else f"At most {_number(high)}." if high is not None else ""
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _default(flag: flags.Flag) -> str:

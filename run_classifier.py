@@ -37,7 +37,7 @@ _TASK_NAME = flags.DEFINE_string(
     "task_name",
     None,
     f"Learn this task: {', '.join(GLUE_TASKS)}, ax (the diagnostic set), xnli, or custom for data of your own. "
-    "A model that is asked by --predict_file alone, and --tfds_name, imply it.",
+    "Not needed with --tfds_name, nor with --predict_file=-.",
 )
 
 heading("Data")

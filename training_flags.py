@@ -100,8 +100,8 @@ _JIT_COMPILE = flags.DEFINE_bool("jit_compile", False, "Whether to compile the t
 _ITERATIONS_PER_LOOP = flags.DEFINE_integer(
     "iterations_per_loop",
     1000,
-    "The device does this many training steps between two returns to Python. Unless this is set, it is one where there "
-    "is no TPU: a run that is told to stop does so when it returns.",
+    "The device does this many training steps between two returns to Python. Where there is no TPU, it does only one "
+    "unless this is set: a run that is told to stop does so when it returns.",
     lower_bound=1,
 )
 

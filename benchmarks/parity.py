@@ -28,7 +28,7 @@ def make_model(dtype: str) -> PretrainingModel:
 
 
 def in_mode(function, mode: str):
-    return function if mode == "eager" else tf.function(function, jit_compile=mode == "XLA")
+    return function if mode == "eager" else tf.function(function, jit_compile=mode == "XLA", autograph=False)
 
 
 def forward(mode: str, dtype: str, golden) -> dict[str, float]:

@@ -48,7 +48,9 @@ def main() -> None:
     bert = tensorflow_text.BertTokenizer(_VOCAB_FILE.value, token_out_type=tf.int32, lower_case=True)
 
     def in_graph(tokenize):
-        compiled = tf.function(lambda texts: tokenize(texts), input_signature=[tf.TensorSpec([None], tf.string)])
+        compiled = tf.function(
+            lambda texts: tokenize(texts), autograph=False, input_signature=[tf.TensorSpec([None], tf.string)]
+        )
         return lambda: sum(int(tf.size(compiled(batch).flat_values)) for batch in batches)
 
     def ours(tokenizer):

@@ -87,7 +87,7 @@ class SentencePacker:
         }
 
     def _cut(self, ids: tf.RaggedTensor, lengths) -> tf.RaggedTensor:
-        """Of each text so many pieces: its head, its tail, or a quarter of the first and the rest of the other."""
+        """Of each text this many pieces: its head, its tail, or a quarter of the first and the rest of the other."""
         rows, zeros = tf.range(ids.nrows()), tf.zeros_like(lengths)
         if self._long_text == "head":
             return take(ids, rows, zeros, lengths)

@@ -70,7 +70,7 @@ def modules(package: str) -> list[Path]:
 
 
 def write_tables(directory: Path, by_package: dict[str, list[str]], train: int = 400, dev: int = 80) -> None:
-    """Writes so many sentences of each package, at random, to train.tsv and dev.tsv; no sentence is in both."""
+    """Writes this many sentences of each package, at random, to train.tsv and dev.tsv; no sentence is in both."""
     rows: dict[str, list[str]] = {"train": [], "dev": []}
     rng = random.Random(1)
     for package, found in by_package.items():

@@ -138,7 +138,7 @@ class ServingClient:
         """Waits for `is_ready`.
 
         Raises:
-            ServingError: it is not ready after so many seconds.
+            ServingError: it is not ready after this many seconds.
         """
         deadline = time.monotonic() + timeout
         while not self.is_ready():

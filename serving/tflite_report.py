@@ -56,7 +56,7 @@ def measure(
         features: sequences of a dev file, int32 [B, T] each; T is the max_seq_length of the converted model.
         mode: of the conversion.
         score: makes figures of what a model says of all sequences.
-        timed_sequences: at most so many are timed; the two models take turns at them.
+        timed_sequences: at most this many are timed; the two models take turns at them.
     """
     count, length = features["input_ids"].shape
     if not count:

@@ -29,7 +29,7 @@ def convert_text(
     Args:
         run, config: see serving.tflite.convert.
         tokenizer: of the model.
-        max_seq_length: every text is padded or cut to so many pieces, [CLS] and [SEP] among them.
+        max_seq_length: every text is padded or cut to this many pieces, [CLS] and [SEP] among them.
         mode: float32, float16 or dynamic_int8.
         has_pairs: whether there is a second text; "" for none.
 

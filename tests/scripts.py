@@ -102,7 +102,7 @@ _COMPLAINTS = """
                 told.append("")
             except Exception as error:
                 told.append(command_line._message(error) or f"Traceback: {error!r}")
-    print(json.dumps(told))
+    print("\\n" + json.dumps(told))  # below what was said without an end of the line
 """
 
 
@@ -113,7 +113,7 @@ def complaints(script: str, *lines: list[str]) -> list[str]:
 
 def answer_of(code: str, argument: str, given: str = ""):
     """Runs Python in a process of its own, which has TensorFlow loaded already; what it prints last, as JSON."""
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as file:
         file.write(textwrap.dedent(code))
         file.flush()
         return json.loads(warm().run(file.name, argument, given=given).splitlines()[-1])

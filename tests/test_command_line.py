@@ -31,7 +31,7 @@ _ACCIDENTS = """
             accidents[name]()
         except Exception as error:
             told[name] = command_line._message(error)
-    print(json.dumps(told))
+    print("\\n" + json.dumps(told))
 """
 
 FIXES = (

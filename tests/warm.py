@@ -52,16 +52,18 @@ _SERVER = """
                 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         except SystemExit as stopped:
             code = stopped.code or 0
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                code = 1
         except Exception:
             traceback.print_exc()
             code = 1
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-        # All that an interpreter does at its end but taking thousands of modules apart, which takes it a second.
+        # What an interpreter does at its end, but for taking thousands of modules apart, which takes it a second. That
+        # a script ends even so is seen where `tests.scripts.start` starts it.
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
     os._exit(0)  # nothing was computed here: there is nothing to clear up
 """
@@ -153,11 +155,18 @@ class Running:
     def send_signal(self, number: int) -> None:
         os.kill(self._pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.01)
+
     def wait_for(self, condition, timeout: float = 120) -> None:
         """Waits until something is so, or it has ended."""
         deadline = time.monotonic() + timeout
         while not condition() and self.poll() is None:
-            assert time.monotonic() < deadline, f"It did not come to that. It said:\n{self.said()}"
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"It did not come to that. It said:\n{self.said()}")
             time.sleep(0.01)
 
     def finish(self, code: int = 0, timeout: float = 300) -> str:
@@ -165,7 +174,7 @@ class Running:
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
-                self.send_signal(signal.SIGKILL)
+                self.kill()
                 raise AssertionError(f"Still running after {timeout} s. It said:\n{self.said()}")
             time.sleep(0.02)
         said = self.said()

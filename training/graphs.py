@@ -20,7 +20,7 @@ def summed_over_steps(
         return number + 1, {name: total + measured[name] for name, total in totals.items()}
 
     start = 0, dict.fromkeys(names, tf.constant(0.0))
-    return tf.while_loop(lambda number, _: number < num_steps, run, start, maximum_iterations=num_steps)[1]
+    return tf.while_loop(lambda number, _: number < num_steps, run, start)[1]
 
 
 @contextlib.contextmanager

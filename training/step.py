@@ -145,13 +145,8 @@ class TrainStep:
             return part + 1, gradients, {name: total + more_sums[name] for name, total in sums.items()}
 
         # One after the other: otherwise all parts run at once, and take the memory of the whole.
-        return tf.while_loop(
-            lambda part, *_: part < self._parts,
-            add,
-            (0, gradients, sums),
-            parallel_iterations=1,
-            maximum_iterations=self._parts,
-        )[1:]
+        start = 0, gradients, sums
+        return tf.while_loop(lambda part, *_: part < self._parts, add, start, parallel_iterations=1)[1:]
 
     def _gradients_of_part(self, batch, all_counts, seed):
         variables = self._model.trainable_variables

@@ -102,7 +102,7 @@ def pieces_in_graph(text: str, vocab_file: str):
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     batches = [tf.constant(lines[first : first + 1024]) for first in range(0, len(lines), 1024)]
     tokenizer = GraphTokenizer(FullTokenizer(vocab_file))
-    tokenize = tf.function(tokenizer.tokenize, input_signature=[tf.TensorSpec([None], tf.string)])
+    tokenize = tf.function(tokenizer.tokenize, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
     tokenize(batches[0])
 
     def measure(count: int) -> dict:

@@ -91,7 +91,7 @@ def fed_step(config: dict, records: list[str], batch_size: int, seq_length: int,
     training = Training(config, jit_compile)
     opened = open_records(records, seq_length, predictions)
     batches = iter(opened.training_batches(batch_size, 1, 0, 0, 1))
-    step = tf.function(training.step.replica_step, jit_compile=jit_compile)
+    step = tf.function(training.step.replica_step, jit_compile=jit_compile, autograph=False)
     for _ in range(3):
         step(next(batches))
 

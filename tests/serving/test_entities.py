@@ -37,7 +37,7 @@ def make(unit, lower=True, max_seq_length=18, feature_layers=()):
     tokenizer = FullTokenizer(vocab=VOCAB, do_lower_case=lower)
     model = make_model(CONFIG, task, seed=5)
     service = EntityService(model, tokenizer, task)
-    ask = tf.function(service.answer, input_signature=[tf.TensorSpec([None], tf.string)])
+    ask = tf.function(service.answer, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
     return ask, NerPredictor(model, tokenizer, task), service
 
 

@@ -53,7 +53,9 @@ def sentence_parts(kind="single_label", long_text="head", lower=True, has_pairs=
 
 
 def answer(service, **texts):
-    answers = tf.function(service.answer)(**{name: tf.constant(values, tf.string) for name, values in texts.items()})
+    answers = tf.function(service.answer, autograph=False)(
+        **{name: tf.constant(values, tf.string) for name, values in texts.items()}
+    )
     return {name: values.numpy() for name, values in answers.items()}
 
 
@@ -120,9 +122,9 @@ def test_chooses_as_the_class_does():
     rows = [SentencePacker(VOCAB, 24)(*pair).batch for pair in pieces]  # [C, T] each
     batch = {name: tf.stack([row[name] for row in rows]) for name in rows[0]}  # [B, C, T]
     filled = {name: tf.where(batch["input_mask"] > 0, ids, ids[..., :1]) for name, ids in batch.items()}
-    of_tokens = tf.function(service.answer_tokens)(**filled)
+    of_tokens = tf.function(service.answer_tokens, autograph=False)(**filled)
     np.testing.assert_allclose(of_tokens["probabilities"], told["probabilities"][:9], atol=1e-5)
-    none = tf.function(service.answer_examples)(tf.constant([], tf.string))
+    none = tf.function(service.answer_examples, autograph=False)(tf.constant([], tf.string))
     assert none["probabilities"].shape == (0, 3)
 
 
@@ -165,7 +167,7 @@ def test_vectors_are_those_of_the_class(pooling, normalize):
 def test_rows_do_not_know_each_other(long_text):
     """Bad rows, long rows, many rows: each is answered as if it were alone."""
     service, _ = sentence_parts(long_text=long_text)
-    ask = tf.function(service.answer)
+    ask = tf.function(service.answer, autograph=False)
     bad = [b"\xff\xfe\x80 broken \xc3", b"", b"\x00", ("word " * 200_000).encode(), "가".encode()[:2]]
     good = [line.encode() for line in LINES[:40]]
     alone = np.concatenate([ask(text=tf.constant([line]))["probabilities"] for line in good])
@@ -180,7 +182,7 @@ def test_512_rows_of_1_to_512_pieces():
     tokenizer = FullTokenizer(vocab=VOCAB, do_lower_case=True)
     config = BertConfig(**CONFIG.to_dict() | {"max_position_embeddings": 512})
     settings = SentenceSettings("single_label", LABELS, True, 512)
-    ask = tf.function(SentenceService(SentenceModel(config, 3, seed=3), tokenizer, settings).answer)
+    ask = tf.function(SentenceService(SentenceModel(config, 3, seed=3), tokenizer, settings).answer, autograph=False)
     texts = ["".join("abcdefgh"[i % 8] + "." for i in range(count // 2)) + "x" * (count % 2) for count in range(1, 513)]
     together = ask(text=tf.constant(texts))["probabilities"].numpy()
     for row in (0, 1, 17, 255, 508, 509, 511):
@@ -218,16 +220,18 @@ def test_a_server_meets_few_shapes(monkeypatch):
 def test_tokens_and_examples():
     service, _ = sentence_parts()
     packed = service._pack(service._graph_tokenizer.tokenize(tf.constant(LINES[:50]))).batch
-    told = tf.function(service.answer_tokens)(**packed)
+    told = tf.function(service.answer_tokens, autograph=False)(**packed)
     np.testing.assert_allclose(told["probabilities"], answer(service, text=LINES[:50])["probabilities"], atol=1e-6)
     # Where TF Serving joins requests of different lengths, it fills them up with the first value of each.
     filled = {name: tf.where(packed["input_mask"] > 0, ids, ids[:, :1]) for name, ids in packed.items()}
-    np.testing.assert_allclose(tf.function(service.answer_tokens)(**filled)["logits"], told["logits"], atol=1e-5)
+    np.testing.assert_allclose(
+        tf.function(service.answer_tokens, autograph=False)(**filled)["logits"], told["logits"], atol=1e-5
+    )
     # A row that is too long and ids that there are not are no error, since others may have been joined to them.
     bad = {name: tf.pad(ids[:2], [[0, 0], [0, 80]], constant_values=7) for name, ids in packed.items()}
     bad["input_ids"] = tf.where(bad["input_ids"] == 7, 10**6, bad["input_ids"])
     wide = {name: tf.concat([tf.pad(packed[name], [[0, 0], [0, 80]]), bad[name]], axis=0) for name in packed}
-    of_wide = tf.function(service.answer_tokens)(**wide)["logits"].numpy()
+    of_wide = tf.function(service.answer_tokens, autograph=False)(**wide)["logits"].numpy()
     np.testing.assert_allclose(of_wide[:50], told["logits"], atol=1e-5)
     assert np.isfinite(of_wide).all()
     # As long as it takes: padding behind changes nothing, and neither does its absence.
@@ -239,7 +243,7 @@ def test_tokens_and_examples():
             for name, ids in packed.items()
         }
         records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-    ask = tf.function(service.answer_examples)
+    ask = tf.function(service.answer_examples, autograph=False)
     np.testing.assert_allclose(ask(tf.constant(records))["logits"], told["logits"], atol=1e-5)
     assert ask(tf.constant([], tf.string))["logits"].shape == (0, 3)
 

@@ -37,7 +37,7 @@ def make(lower=True, **changes):
     tokenizer = FullTokenizer(vocab=VOCAB, do_lower_case=lower)
     model = SpanModel(CONFIG, seed=5)
     service = SpanService(model, tokenizer, task)
-    ask = tf.function(service.answer, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
+    ask = tf.function(service.answer, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)] * 2)
     return ask, SquadPredictor(model, tokenizer, task), service
 
 
