@@ -6,6 +6,7 @@ make of a gelu goes over the widest activations of the network more often than i
 
 import contextlib
 import contextvars
+import enum
 import functools
 import math
 
@@ -13,22 +14,30 @@ import tensorflow as tf
 
 _GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 
-_is_compiling = contextvars.ContextVar("is_compiling", default=False)
+
+class _Compiling(enum.Enum):
+    NOTHING, KNOWN_SHAPES, ALL = range(3)
+
+
+_compiling = contextvars.ContextVar("compiling", default=_Compiling.NOTHING)
 
 
 @contextlib.contextmanager
-def compiled_by_xla():
-    """What is traced in here has the functions below compiled, wherever shapes are known while it is traced.
+def compiled_by_xla(of_many_lengths: bool):
+    """What is traced in here has the functions below compiled.
 
     XLA goes over memory once for each of them. For whole models it is slower on a CPU than TensorFlow, whose matrix
-    products are better; so it gets what lies between the products. Another shape is compiled anew, which pays in long
-    runs of one shape: in training, and there not for batches of many lengths.
+    products are better; so it gets what lies between the products.
+
+    Args:
+        of_many_lengths: also where shapes are not known before it runs. For each of them it is then compiled anew,
+            which takes about a second: a model has to be large, and a run long, to earn that back.
     """
-    token = _is_compiling.set(True)
+    token = _compiling.set(_Compiling.ALL if of_many_lengths else _Compiling.KNOWN_SHAPES)
     try:
         yield
     finally:
-        _is_compiling.reset(token)
+        _compiling.reset(token)
 
 
 def _fused(function):
@@ -41,11 +50,15 @@ def _fused(function):
 
     @functools.wraps(function)
     def run(*tensors):
-        if _is_compiling.get() and all(tensor is None or tensor.shape.is_fully_defined() for tensor in tensors):
-            return compiled(*tensors)
-        return function(*tensors)
+        are_shapes_known = all(tensor is None or tensor.shape.is_fully_defined() for tensor in tensors)
+        return compiled(*tensors) if _is_to_compile(are_shapes_known) else function(*tensors)
 
     return run
+
+
+def _is_to_compile(are_shapes_known: bool) -> bool:
+    compiling = _compiling.get()
+    return compiling is _Compiling.ALL or (compiling is _Compiling.KNOWN_SHAPES and are_shapes_known)
 
 
 @tf.custom_gradient
@@ -285,10 +298,9 @@ def _scaled(x, is_kept, scale):
 
 def _is_kept(shape, rate: float, seed):
     """bool of a shape, True with probability 1 - rate."""
-    threshold, known = round(rate * 65536), tf.get_static_value(shape)
-    if _is_compiling.get() and known is not None:
-        return _compiled_is_no_less(tuple(known.tolist()), threshold, seed)
-    return _is_no_less(shape, threshold, seed)
+    threshold, is_shape_known = round(rate * 65536), tf.get_static_value(shape) is not None
+    is_no_less = _compiled_is_no_less if _is_to_compile(is_shape_known) else _is_no_less
+    return is_no_less(shape, threshold, seed)
 
 
 def _is_no_less(shape, threshold: int, seed):

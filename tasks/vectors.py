@@ -8,7 +8,9 @@ import functools
 import heapq
 import itertools
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,10 @@ _MEANS_OF_LAYERS = {"second_to_last": (-2,), "concat_last_4": (-1, -2, -3, -4)}
 # order of the texts; so a chunk ends sooner where its results would be large.
 _BATCHES_PER_CHUNK = 64
 _CHUNK_BYTES = 128 << 20
+
+# Batches that are computed at the same time, where each has all cores: while one waits for its slowest core, or does
+# what only one core can do, the other goes on.
+_BATCHES_AT_ONCE = 2
 
 Text = str | tuple[str, str]
 Progress = Callable[[int], object]
@@ -154,9 +160,10 @@ class TextEncoder:
         pooling, chosen = choose_layers(self.config, pooling, layers)
         if pooling == "none":
             raise ValueError("Without pooling a text has a vector for each token: ask for token_vectors.")
+        graph = self._graph(chosen, pooling)
 
         def run(rows: Sequence[Features], length: int) -> Iterator[np.ndarray]:
-            vectors = self.run(to_batch(rows, length), chosen, pooling).numpy()  # [B, D]
+            vectors = graph(to_batch(rows, length)).numpy()  # [B, D]
             return iter(_normalized(vectors) if normalize else vectors)
 
         num_bytes = 4 * len(chosen) * self.config.hidden_size
@@ -181,9 +188,10 @@ class TextEncoder:
     ) -> Iterator[TokenVectors]:
         """What `token_vectors` gives, for sequences that somebody else has made."""
         _, chosen = choose_layers(self.config, "none", layers)
+        graph = self._graph(chosen, "none")
 
         def run(rows: Sequence[Features], length: int) -> Iterator[TokenVectors]:
-            values = self.run(to_batch(rows, length), chosen, "none").numpy()  # [B, L, T, H]
+            values = graph(to_batch(rows, length)).numpy()  # [B, L, T, H]
             for (ids, _), of_row in zip(rows, values, strict=True):
                 # A copy, so that the padding does not live as long as the vectors.
                 yield TokenVectors(self._tokenizer.convert_ids_to_tokens(ids), of_row[:, : len(ids)].copy())
@@ -215,9 +223,10 @@ class TextEncoder:
         count = self.config.num_hidden_layers
         _, chosen = choose_layers(self.config, "none", range(count) if layers is None else layers)
         chosen = tuple(layer % count for layer in chosen)
+        graph = self._attention_graph(chosen)
 
         def run(rows: Sequence[Features], length: int) -> Iterator[TokenAttention]:
-            probabilities = self._attention_graph(chosen)(to_batch(rows, length)).numpy()  # [B, L, N, T, T]
+            probabilities = graph(to_batch(rows, length)).numpy()  # [B, L, N, T, T]
             for (ids, _), of_row in zip(rows, probabilities, strict=True):
                 # A copy, so that the padding does not live as long as the rest.
                 tokens, kept = self._tokenizer.convert_ids_to_tokens(ids), of_row[..., : len(ids), : len(ids)].copy()
@@ -287,19 +296,41 @@ class TextEncoder:
             )
 
     def _in_chunks(self, rows: Iterable[Features], run, bytes_of, batch_size: int, progress: Progress | None):
-        """Runs rows that are about as long as each other together, and gives what came of them in their order."""
-        for chunk in _chunks(rows, batch_size * _BATCHES_PER_CHUNK, bytes_of):
-            lengths = np.array([len(row.input_ids) for row in chunk])
-            results = [None] * len(chunk)
-            for numbers in evaluation_plan(lengths, BatchSize(batch_size), by_length=True):
-                numbers = numbers[numbers != FILLER]
-                # Not rounded up: at twenty pieces a line, multiples of 8 would be a seventh more work.
-                length = int(lengths[numbers].max())
-                for number, result in zip(numbers, run([chunk[i] for i in numbers], length), strict=True):
-                    results[number] = result
+        """Runs rows that are about as long as each other together, and gives what came of them in their order.
+
+        Several batches run at the same time, and the rows of the next chunk are made meanwhile.
+        """
+
+        def run_batch(chunk: list[Features], numbers: np.ndarray):
+            # Not rounded up: at twenty pieces a line, multiples of 8 would be a seventh more work.
+            length = max(len(chunk[number].input_ids) for number in numbers)
+            return list(run([chunk[number] for number in numbers], length))
+
+        def begin(chunk: list[Features]):
+            plan = evaluation_plan(np.array([len(row.input_ids) for row in chunk]), BatchSize(batch_size), True)
+            batches = [numbers[numbers != FILLER] for numbers in plan]
+            return len(chunk), batches, pool.map(functools.partial(run_batch, chunk), batches)
+
+        def results(size: int, batches: list[np.ndarray], found: Iterator[list]) -> list:
+            ordered = [None] * size
+            for numbers, of_batch in zip(batches, found, strict=True):
+                for number, result in zip(numbers, of_batch, strict=True):
+                    ordered[number] = result
                 if progress is not None:
                     progress(len(numbers))
-            yield from results
+            return ordered
+
+        pool, running = ThreadPoolExecutor(_batches_at_once(), "vectors"), None
+        try:
+            for chunk in _chunks(rows, batch_size * _BATCHES_PER_CHUNK, bytes_of):
+                begun = begin(chunk)
+                if running:
+                    yield from results(*running)
+                running = begun
+            if running:
+                yield from results(*running)
+        finally:  # whoever stops early, or has an error, waits for no more than what is being computed
+            pool.shutdown(cancel_futures=True)
 
     def run(self, batch: dict[str, tf.Tensor], layers: tuple[int, ...], pooling: str) -> tf.Tensor:
         """One batch: [B, L, T, H] for the pooling none, [B, D] for cls, mean and max."""
@@ -393,6 +424,23 @@ def correlations(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:
         "pearson": float(scipy.stats.pearsonr(cosines, scores)[0]),
         "spearman": float(scipy.stats.spearmanr(cosines, scores)[0]),
     }
+
+
+def compute_batches_on_a_core_each() -> None:
+    """Has TensorFlow use one core for a batch, and `TextEncoder` compute as many of them at once as there are cores.
+
+    That is the most texts a second on CPUs: no core waits for another one, only the first of them takes longer. To be
+    called before TensorFlow computes anything, since its threads are made then; what has to do with other things than
+    many texts is slower for it. Where there is a GPU, this does nothing.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def _batches_at_once() -> int:
+    if tf.config.threading.get_intra_op_parallelism_threads() == 1:
+        return os.cpu_count() + 1  # so that no core is without one while Python fetches the next
+    return _BATCHES_AT_ONCE
 
 
 def _several(texts: Iterable[Text]) -> Iterable[Text]:

@@ -132,6 +132,7 @@ def test_formats_and_poolings(flags, golden, tmp_path):
     common = flags | {"layers": None, "input_file": tmp_path / "in.txt.gz"}
     poolings = ["cls", "mean", "max", "second_to_last"]  # the golden model has three layers
     runs = [common | {"output_file": tmp_path / name, "pooling": name, "format": "npz"} for name in poolings]
+    runs[0] |= {"batch_size": 1}  # so that there are some for each core
     runs.append(runs[1] | {"output_file": tmp_path / "joined", "layers": "0,-1", "normalize": True})
     runs.append(runs[1] | {"output_file": tmp_path / "records", "format": "tfrecord"})
     runs.append(flags | {"output_file": tmp_path / "tokens.npz", "format": "npz"})

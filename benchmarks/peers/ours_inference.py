@@ -1,7 +1,9 @@
 """Our side of inference: vectors of texts, in Keras, as a SavedModel and as TFLite."""
 
+import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,10 @@ from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from serving import saved_model, tflite
 from serving.vectors import VectorService, VectorSettings
-from tasks.vectors import TextEncoder, load_encoder
+from tasks.vectors import TextEncoder, compute_batches_on_a_core_each, load_encoder
 from training.memory import keep_freed_memory
 
-_LINES_PER_REQUEST = 512
+_LINES_PER_REQUEST = 256
 
 
 def load(model: str | None, config: dict | None, vocab_file: str) -> tuple[BertEncoder, FullTokenizer]:
@@ -42,15 +44,20 @@ def _measured(encode, lines: list[str], is_trained: bool):
 
 
 def keras_vectors(lines_file: str, vocab_file: str, max_seq_length: int, model: str | None = None, config=None):
-    """Text in, vectors out, by the class that extract_features.py uses."""
+    """Text in, vectors out, by the class that extract_features.py uses, and set up as it does."""
     keep_freed_memory()
+    compute_batches_on_a_core_each()
     encoder = TextEncoder(*load(model, config, vocab_file), max_seq_length)
     return _measured(lambda lines: encoder.encode(lines), read_lines(lines_file), bool(model))
 
 
 def saved_model_vectors(lines_file: str, vocab_file: str, max_seq_length: int, model: str | None = None, config=None):
-    """Text in, vectors out, by what export_model.py writes; in requests of many lines, which it sorts by itself."""
+    """Text in, vectors out, by what export_model.py writes; in requests of many lines, which it sorts by itself.
+
+    As many requests at once as a server takes for whom throughput counts: one more than there are cores, a core each.
+    """
     keep_freed_memory()
+    compute_batches_on_a_core_each()
     encoder, tokenizer = load(model, config, vocab_file)
     service = VectorService(encoder, tokenizer, VectorSettings(tokenizer.do_lower_case, max_seq_length))
     with tempfile.TemporaryDirectory() as directory:
@@ -61,9 +68,13 @@ def saved_model_vectors(lines_file: str, vocab_file: str, max_seq_length: int, m
         # Neighbours in length share a request, as the peers' batches are sorted before they start.
         order = sorted(range(len(lines)), key=lambda number: len(lines[number]))
         vectors = np.empty([len(lines), encoder.config.hidden_size], np.float32)
-        for first in range(0, len(lines), _LINES_PER_REQUEST):
-            numbers = order[first : first + _LINES_PER_REQUEST]
+        requests = [order[first : first + _LINES_PER_REQUEST] for first in range(0, len(lines), _LINES_PER_REQUEST)]
+
+        def ask(numbers: list[int]) -> None:
             vectors[numbers] = answer(text=tf.constant([lines[number] for number in numbers]))["vector"].numpy()
+
+        with ThreadPoolExecutor(os.cpu_count() + 1) as pool:
+            list(pool.map(ask, requests))
         return vectors
 
     return _measured(encode, read_lines(lines_file), bool(model))

@@ -108,7 +108,7 @@ def test_residual_norm(dtype, tolerance, rate, mode):
         return plain_layer_norm(dropout(x, rate, seed) + residual, gamma, beta)
 
     def run(*inputs):
-        with compiled_by_xla() if mode == "fused" else contextlib.nullcontext():
+        with compiled_by_xla(of_many_lengths=False) if mode == "fused" else contextlib.nullcontext():
             return residual_norm(*inputs, 1e-3, rate, seed)
 
     expected = values_and_gradients(parts, x, residual, gamma, beta)
@@ -188,14 +188,43 @@ def test_dropout_is_the_same_in_every_mode():
     seed = tf.constant([5, -6])
     query = tf.random.stateless_normal([2, 3, 5, 4], [1, 2])
 
-    def run():
-        return dropout(query, 0.3, seed), attention(query, query, query, tf.zeros([2, 1, 1, 5]), 0.3, seed)[0]
+    def run(query):
+        return dropout(query, 0.3, seed), attention(query, query, query, 0.0, 0.3, seed)[0]
 
-    def run_fused():
-        with compiled_by_xla():
-            return run()
+    def run_fused(query):
+        with compiled_by_xla(of_many_lengths=False):
+            return run(query)
 
-    expected = run()
+    expected = run(query)
     for function in (tf.function(run), tf.function(run_fused), tf.function(run, jit_compile=True)):
-        for found, wanted in zip(function(), expected, strict=True):
+        for found, wanted in zip(function(query), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_many_lengths", [False, True])
+def test_batches_of_many_lengths(of_many_lengths):
+    """What is traced once, for any length, gives what each length gives by itself; and is compiled if it shall be."""
+    seed, (gamma, beta) = tf.constant([5, -6]), tf.random.stateless_normal([2, 4], [3, 4])
+
+    def run(x):
+        x = x + attention(x, x, x, 0.0, 0.3, seed)[0]
+        x = residual_norm(tanh_gelu(x), x, gamma, beta, 1e-3, 0.3, seed)
+        return dropout(x, 0.3, seed)
+
+    def values(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = run(x)
+        return outputs, tape.gradient(outputs, x, output_gradients=tf.cos(x))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3, None, 4])], autograph=False)
+    def fused(x):
+        with compiled_by_xla(of_many_lengths):
+            return values(x)
+
+    called = {function.name for function in fused.get_concrete_function().graph._functions.values()}
+    assert any("scores_gradient" in name for name in map(str, called)) == of_many_lengths
+    for length in (5, 8, 6):
+        x = tf.random.stateless_normal([2, 3, length, 4], [1, length])
+        for found, wanted in zip(fused(x), values(x), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)

@@ -3,6 +3,8 @@ import functools
 import importlib.util
 import itertools
 import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,9 +75,10 @@ def by_hand(model_dir):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 32])
 def test_reproduces_the_original(golden, batch_size):
-    """Every layer of the original's forward pass, at all tokens that are no padding."""
+    """Every layer of the original's forward pass, at all tokens that are no padding; in float64, whose numbers are the
+    same on every CPU: what is left is the original's own rounding."""
     arrays = np.load(golden / "model" / "forward.npz")
-    network = BertEncoder(BertConfig.from_json_file(golden / "model" / "bert_config.json"))
+    network = BertEncoder(BertConfig.from_json_file(golden / "model" / "bert_config.json"), dtype="float64")
     load_checkpoint(network, golden / "model")
     pieces = (golden / "vocab.txt").read_text(encoding="utf-8").splitlines()
     pieces += [f"[unused{number}]" for number in range(1000 - len(pieces))]  # as many as the model has embeddings
@@ -169,7 +172,7 @@ def test_no_texts(encoder):
 
 
 def test_streams_in_chunks(encoder, monkeypatch):
-    """Of an endless input no more is read than a chunk, whether rows or bytes end it."""
+    """Of an endless input no more is read than a chunk and the next one, whether rows or bytes end them."""
     whole = encoder.encode(TEXTS)
     taken = []
 
@@ -183,13 +186,36 @@ def test_streams_in_chunks(encoder, monkeypatch):
     stream = encoder.vectors(endless(), batch_size=2, progress=done.append)
     first = [next(stream) for _ in range(13)]
     np.testing.assert_allclose(first, np.concatenate([whole, whole[:6]]), atol=1e-5)
-    assert len(taken) == 18
+    assert len(taken) == 24
     assert done == [2] * 9
 
     taken.clear()
     monkeypatch.setattr(vectors, "_CHUNK_BYTES", 4 * 8 * 7)  # 7 tokens of 8 numbers: the first text has 6, then 4
     next(encoder.token_vectors(endless(), batch_size=2))
-    assert len(taken) == 2
+    assert len(taken) == 3
+
+
+@pytest.mark.parametrize(("cores_of_batch", "at_once"), [(0, 2), (1, os.cpu_count() + 1)])
+def test_batches_run_at_the_same_time(encoder, monkeypatch, cores_of_batch, at_once):
+    """So many, and each result is that of its text."""
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: cores_of_batch)
+    together = threading.Barrier(at_once, timeout=60)
+    graph = encoder._graph((-1,), "mean")
+
+    def graph_that_waits(batch):
+        together.wait()
+        return graph(batch)
+
+    expected = encoder.encode(TEXTS * at_once, batch_size=1)
+    monkeypatch.setattr(encoder, "_graph", lambda layers, pooling: graph_that_waits)
+    np.testing.assert_array_equal(encoder.encode(TEXTS * at_once, batch_size=1), expected)
+
+
+def test_a_stream_may_be_left(encoder):
+    stream = encoder.vectors(itertools.cycle(TEXTS), batch_size=1)
+    next(stream)
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vectors")]
 
 
 def test_long_texts_are_cut_and_counted(model_dir, by_hand, caplog):
