@@ -40,6 +40,11 @@ def compiled_by_xla(of_many_lengths: bool):
         _compiling.reset(token)
 
 
+def is_compiled_by_xla() -> bool:
+    """Whether this is traced inside of `compiled_by_xla`."""
+    return _compiling.get() is not _Compiling.NOTHING
+
+
 def _fused(function):
     """A function of tensors, compiled inside of `compiled_by_xla`.
 
@@ -59,6 +64,32 @@ def _fused(function):
 def _is_to_compile(are_shapes_known: bool) -> bool:
     compiling = _compiling.get()
     return compiling is _Compiling.ALL or (compiling is _Compiling.KNOWN_SHAPES and are_shapes_known)
+
+
+# Rows from which oneDNN multiplies with a transposed matrix as fast as with another.
+_MANY_ROWS = 2048
+
+
+def widening_product(x, kernel):
+    """The product of rows [R, H] and a wider matrix [H, I].
+
+    The gradient of `x` multiplies with the matrix transposed. For less than `_MANY_ROWS` oneDNN takes a quarter longer
+    for that than if somebody else has transposed it before.
+    """
+    rows = x.shape[0]
+    if not is_compiled_by_xla() or (rows is not None and rows >= _MANY_ROWS):
+        return tf.matmul(x, kernel)
+
+    @tf.custom_gradient
+    def product(x, kernel):
+        def gradient(dy):
+            # In three dimensions, or TensorFlow would see a transposed side of a product, and leave it to oneDNN.
+            turned = tf.transpose(kernel[tf.newaxis], [0, 2, 1])[0]  # [I, H]
+            return tf.matmul(dy, turned), tf.matmul(x, dy, transpose_a=True)
+
+        return tf.matmul(x, kernel), gradient
+
+    return product(x, kernel)
 
 
 @tf.custom_gradient

@@ -118,7 +118,7 @@ class Transform(keras.layers.Layer):
         self.norm.build(input_shape)
 
     def call(self, x):
-        """[B, P, H] -> [B, P, H]."""
+        """[..., H] -> [..., H]."""
         return self.norm(self.activation(self.dense(x)))
 
 
@@ -149,4 +149,7 @@ class MaskedLMHead(keras.layers.Layer):
             Logits [B, P, V].
         """
         masked = tf.gather(sequence_output, positions, batch_dims=1)  # [B, P, H]
-        return tf.einsum("BPH,VH->BPV", self.transform(masked), embedding_table) + self.output_bias
+        # As rows of one matrix, so that the product takes its bias along.
+        rows = self.transform(tf.reshape(masked, [-1, self.config.hidden_size]))  # [B * P, H]
+        logits = tf.nn.bias_add(tf.matmul(rows, embedding_table, transpose_b=True), self.output_bias)
+        return tf.reshape(logits, tf.concat([tf.shape(positions), [self.config.vocab_size]], axis=0))

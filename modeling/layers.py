@@ -24,6 +24,7 @@ from modeling.functions import (
     plain_tanh_gelu,
     residual_norm,
     tanh_gelu,
+    widening_product,
 )
 
 # Added to the attention scores of padding before the softmax. The original chose -10000 and not -infinity, so a row
@@ -192,12 +193,20 @@ class Attention(keras.layers.Layer):
         return self.project(context, hidden, dropout_seeds[1]), probabilities
 
 
+class WideningDense(keras.layers.Dense):
+    """A dense layer with more units than inputs."""
+
+    def call(self, x):
+        """[R, H] -> [R, I]."""
+        return tf.nn.bias_add(widening_product(x, tf.convert_to_tensor(self.kernel)), self.bias)
+
+
 class Intermediate(keras.layers.Layer):
     """The wide layer between two attentions."""
 
     def __init__(self, config: BertConfig, initializer, **kwargs):
         super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(
+        self.dense = WideningDense(
             config.intermediate_size, kernel_initializer=initializer, dtype=self.dtype_policy, name="dense"
         )
         self.hidden_act = config.hidden_act

@@ -3,12 +3,16 @@
 Both quirks of the original that later versions "fixed" are kept, each with a switch.
 """
 
+import functools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+
+from modeling.functions import is_compiled_by_xla
 
 # Variables that are not pulled towards zero, by their path: the original's list.
 NO_DECAY = ("LayerNorm", "layer_norm", "bias")
@@ -20,6 +24,7 @@ class StepSize(NamedTuple):
     One that is left out has the rate 0, keeps all of the moments and takes nothing of the gradient.
     """
 
+    gradient_scale: Any  # what clipping multiplies gradients with; 0 even where they are infinite
     rate: Any
     beta_1: Any  # how much is kept of the moments
     beta_2: Any
@@ -107,32 +112,25 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
         return state
 
     def update_step(self, gradient, variable, learning_rate: StepSize):
-        # One op goes over gradient, moments and weights once; as separate operations they are read a dozen times.
         index = self._get_variable_index(variable)
-        adam_m, adam_v = self.adam_m[index], self.adam_v[index]
-        size = StepSize(*(tf.cast(number, variable.dtype) for number in learning_rate))
-        rate = size.rate * self.rate_scales[index]
+        size = self._size_of(index, learning_rate, variable.dtype)
         gradient = tf.cast(gradient, variable.dtype)
-        power_1, power_2 = self._powers(variable.dtype)
-        # The op weighs g^2 with what beta_2 in float32 leaves to 1, which is 0.00099999 and not 0.001. This scales v as
-        # a whole, by so little, and is undone where v is used.
-        rounded = tf.as_dtype(variable.dtype).as_numpy_dtype(self.beta_2)
-        lost = float((1.0 - rounded) / (1.0 - self.beta_2)) ** 0.5
-        if self.decays[index]:
-            self.assign(variable, variable * (1.0 - rate * self.weight_decay_rate))
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=adam_m.handle,
-            v=adam_v.handle,
-            beta1_power=power_1,
-            beta2_power=power_2,
-            lr=rate * lost,
-            beta1=size.beta_1,
-            beta2=size.beta_2,
-            # The op corrects v outside of the sum with epsilon. This is what makes it the published formula again.
-            epsilon=self.epsilon * lost * tf.sqrt(1.0 - power_2),
-            grad=gradient,
-        )
+        powers = self._powers(variable.dtype)
+        decay = self.weight_decay_rate if self.decays[index] else 0.0
+        handles = variable.handle, self.adam_m[index].handle, self.adam_v[index].handle
+        if is_compiled_by_xla():
+            update = _compiled_adam(tuple(variable.shape), variable.dtype, self.epsilon, decay)
+            update(*handles, gradient, size, *powers)
+            return
+        if decay:
+            self.assign(variable, variable * (1.0 - size.rate * decay))
+        gradient = tf.math.multiply_no_nan(gradient, size.gradient_scale)
+        _adam_without_decay(*handles, gradient, size, *powers, self.epsilon, self.beta_2)
+
+    def _size_of(self, index: int, size: StepSize, dtype) -> StepSize:
+        """How far the step goes for one variable."""
+        size = StepSize(*(tf.cast(number, dtype) for number in size))
+        return size._replace(rate=size.rate * self.rate_scales[index])
 
     def _powers(self, dtype) -> tuple[tf.Tensor, tf.Tensor]:
         """What moments lack because they started from zero; nothing where that is not corrected."""
@@ -153,37 +151,35 @@ class AdamWeightDecay(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         variables = [v.value if isinstance(v, keras.Variable) else v for v in trainable_variables]
         if self.clip_each_replica:
-            grads, is_finite = self._clipped(grads)
-            is_finite = in_all_replicas(is_finite)
+            scale, is_finite = self._clipping(grads)
+            grads = [tf.math.multiply_no_nan(gradient, tf.cast(scale, gradient.dtype)) for gradient in grads]
+            scale, is_finite = 1.0, in_all_replicas(is_finite)
         grads = [gradient for gradient, _ in self._all_reduce_sum_gradients(list(zip(grads, variables, strict=True)))]
         if not self.clip_each_replica:
-            grads, is_finite = self._clipped(grads)
+            scale, is_finite = self._clipping(grads)
         tf.__internal__.distribute.interim.maybe_merge_call(
             self._distributed_tf_update_step,
             self._distribution_strategy,
             list(zip(grads, variables, strict=True)),
-            self._step_size(learning_rate, is_finite, variables[0].dtype),
+            self._step_size(scale, learning_rate, is_finite, variables[0].dtype),
         )
 
-    def _clipped(self, gradients) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Clipped gradients, and whether all of them are finite, bool []."""
-        gradients = list(gradients)
+    def _clipping(self, gradients) -> tuple[tf.Tensor | float, tf.Tensor]:
+        """What gradients have to be multiplied with, and whether they are finite, bool []. It is done where they are
+        used: that goes over them once less."""
         if not self.global_clipnorm:
-            return gradients, tf.constant(True)
+            return 1.0, tf.constant(True)
         norm = tf.linalg.global_norm(gradients)
         is_finite = tf.math.is_finite(norm)
-        if not self.skip_nonfinite:
-            return tf.clip_by_global_norm(gradients, self.global_clipnorm, use_norm=norm)[0], is_finite
         scale = self.global_clipnorm * tf.minimum(1.0 / norm, 1.0 / self.global_clipnorm)
-        scale = tf.where(is_finite, scale, 0.0)
-        return [tf.math.multiply_no_nan(gradient, tf.cast(scale, gradient.dtype)) for gradient in gradients], is_finite
+        return tf.where(is_finite, scale, 0.0 if self.skip_nonfinite else math.nan), is_finite
 
-    def _step_size(self, learning_rate, is_finite, dtype) -> StepSize:
-        whole = StepSize(learning_rate, self.beta_1, self.beta_2, 1.0 - self.beta_1, 1.0 - self.beta_2)
+    def _step_size(self, scale, learning_rate, is_finite, dtype) -> StepSize:
+        whole = StepSize(scale, learning_rate, self.beta_1, self.beta_2, 1.0 - self.beta_1, 1.0 - self.beta_2)
         if not self.skip_nonfinite:
             return whole
         is_taken = self.decide(is_finite)
-        nothing = StepSize(0.0, 1.0, 1.0, 0.0, 0.0)
+        nothing = StepSize(0.0, 0.0, 1.0, 1.0, 0.0, 0.0)
         pairs = zip(whole, nothing, strict=True)
         return StepSize(*(tf.where(is_taken, tf.cast(a, dtype), tf.cast(b, dtype)) for a, b in pairs))
 
@@ -217,9 +213,8 @@ class Lamb(AdamWeightDecay):
     def update_step(self, gradient, variable, learning_rate: StepSize):
         index = self._get_variable_index(variable)
         adam_m, adam_v = self.adam_m[index], self.adam_v[index]
-        gradient = tf.cast(gradient, variable.dtype)
-        size = StepSize(*(tf.cast(number, variable.dtype) for number in learning_rate))
-
+        size = self._size_of(index, learning_rate, variable.dtype)
+        gradient = tf.math.multiply_no_nan(tf.cast(gradient, variable.dtype), size.gradient_scale)
         m = size.beta_1 * adam_m + size.taken_1 * gradient
         v = size.beta_2 * adam_v + size.taken_2 * tf.square(gradient)
         self.assign(adam_m, m)
@@ -229,7 +224,7 @@ class Lamb(AdamWeightDecay):
         if self.decays[index]:
             update += self.weight_decay_rate * variable
             update *= _trust(variable, update)
-        self.assign_sub(variable, size.rate * self.rate_scales[index] * update)
+        self.assign_sub(variable, size.rate * update)
 
 
 OPTIMIZERS = {"adamw": AdamWeightDecay, "lamb": Lamb}
@@ -273,6 +268,51 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
             "num_warmup_steps": self.num_warmup_steps,
             "continuous": self.continuous,
         }
+
+
+@functools.cache
+def _compiled_adam(shape: tuple[int, ...], dtype, epsilon: float, decay: float):
+    """The step of a variable of this shape, with clipping and decay, compiled by XLA: in place, once over memory.
+
+    It takes variables by their handles, so that all of one shape share what is compiled.
+    """
+
+    def update(variable, adam_m, adam_v, gradient, size: StepSize, power_1, power_2):
+        w, m, v = (
+            tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype), shape)
+            for handle in (variable, adam_m, adam_v)
+        )
+        gradient = tf.math.multiply_no_nan(gradient, size.gradient_scale)
+        m = size.beta_1 * m + size.taken_1 * gradient
+        v = size.beta_2 * v + size.taken_2 * tf.square(gradient)
+        direction = m / (1.0 - power_1) / (tf.sqrt(v / (1.0 - power_2)) + epsilon)
+        tf.raw_ops.AssignVariableOp(resource=variable, value=w - size.rate * (direction + decay * w))
+        tf.raw_ops.AssignVariableOp(resource=adam_m, value=m)
+        tf.raw_ops.AssignVariableOp(resource=adam_v, value=v)
+
+    return tf.function(update, jit_compile=True, autograph=False)
+
+
+def _adam_without_decay(variable, adam_m, adam_v, gradient, size: StepSize, power_1, power_2, epsilon, beta_2) -> None:
+    """The step where XLA does not compile, by an op that goes over gradient, moments and weights once. As separate
+    operations they are read a dozen times."""
+    # The op weighs g^2 with what beta_2 in float32 leaves to 1, which is 0.00099999 and not 0.001. This scales v as a
+    # whole, by so little, and is undone where v is used.
+    rounded = gradient.dtype.as_numpy_dtype(beta_2)
+    lost = float((1.0 - rounded) / (1.0 - beta_2)) ** 0.5
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable,
+        m=adam_m,
+        v=adam_v,
+        beta1_power=power_1,
+        beta2_power=power_2,
+        lr=size.rate * lost,
+        beta1=size.beta_1,
+        beta2=size.beta_2,
+        # The op corrects v outside of the sum with epsilon. This is what makes it the published formula again.
+        epsilon=epsilon * lost * tf.sqrt(1.0 - power_2),
+        grad=gradient,
+    )
 
 
 def _distances_from_top(paths: Sequence[str]) -> list[int]:

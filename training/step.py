@@ -134,7 +134,8 @@ class TrainStep:
             self._loss_scale.update(gradients, is_finite_loss & self._bad_steps.is_going())
         pairs = zip(gradients, self._model.trainable_variables, self._is_reached, strict=True)
         gradients, variables = zip(*((g, v) for g, v, is_reached in pairs if is_reached), strict=True)
-        self._optimizer.apply(list(gradients), list(variables))
+        with self._elementwise():
+            self._optimizer.apply(list(gradients), list(variables))
         return counts | sums
 
     def _gradients(self, batch, all_counts, seed):

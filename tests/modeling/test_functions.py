@@ -17,6 +17,7 @@ from modeling.functions import (
     plain_tanh_gelu,
     residual_norm,
     tanh_gelu,
+    widening_product,
 )
 
 
@@ -58,6 +59,31 @@ def test_gelu_does_not_overflow_in_float16():
         y, gradient = values_and_gradients(function, x)
         np.testing.assert_array_equal(y, np.float16([0, 0, 0, 100, 250]))
         assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("mode", ["graph", "fused"])
+@pytest.mark.parametrize("rows", [5, 2048, None])
+def test_widening_product(rows, mode):
+    rng = np.random.default_rng(1)
+    x, kernel = rng.normal(size=(rows or 7, 3)), rng.normal(size=(3, 8))
+
+    @tf.function(input_signature=[tf.TensorSpec([rows, 3], tf.float64)], autograph=False)
+    def run(x):
+        weights = tf.constant(kernel)
+        with contextlib.ExitStack() as stack:
+            if mode == "fused":
+                stack.enter_context(compiled_by_xla(of_many_lengths=False))
+            tape = stack.enter_context(tf.GradientTape())
+            tape.watch([x, weights])
+            y = widening_product(x, weights)
+            return y, *tape.gradient(y, [x, weights], output_gradients=tf.cos(y))
+
+    y = x @ kernel
+    expected = (y, np.cos(y) @ kernel.T, x.T @ np.cos(y))
+    for ours, theirs in zip(run(x), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9)
+    turned = [op for op in run.get_concrete_function().graph.get_operations() if op.type == "Transpose"]
+    assert len(turned) == (mode == "fused" and rows != 2048)
 
 
 def plain_layer_norm(x, gamma, beta):
