@@ -4,11 +4,15 @@
 
 One operation runs at a time, on all cores, so that each row is what that kind costs by itself; a real step overlaps
 them, and is shorter than their sum.
+
+In the end it tells what no step can be faster than here: one that did nothing but the products, as they are, and what
+the optimizer has to read and write.
 """
 
 import collections
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from absl import flags
@@ -23,12 +27,17 @@ _STEPS = flags.DEFINE_integer("steps", 5, "How many steps to look at.", lower_bo
 _KINDS = {
     "products with weights": ("_MklMatMul", "_MklNativeFusedMatMul", "_MklEinsum", "MatMul", "Einsum"),
     "products of attention": ("_MklBatchMatMulV2", "BatchMatMulV2"),
-    "gelu and LayerNorm, by XLA": ("ExecuteAsyncOnStream",),
-    "random bits": ("StatelessRandomUniformFullIntV2",),
-    "optimizer": ("ResourceApplyAdam", "L2Loss", "MulNoNan", "AssignVariableOp"),
-    "biases": ("BiasAdd", "BiasAddGrad"),
+    "gelu, norms, dropout and Adam, by XLA": ("ExecuteAsyncOnStream",),
+    "norm of the gradients": ("L2Loss",),
+    "gradients of biases": ("BiasAddGrad",),
     "transposes": ("_MklTranspose", "Transpose"),
 }
+_PRODUCTS = ("products with weights", "products of attention")
+
+# Adam reads a gradient, a weight and its two moments, and writes the last three; before, the norm of all gradients is
+# known, which reads them once more.
+_BYTES_OF_STEP = 4 * (4 + 3 + 1)
+
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 
 
@@ -57,6 +66,19 @@ def milliseconds_by_kind(directory: str, steps: int) -> dict[str, float]:
     return dict(found.most_common())
 
 
+def gigabytes_per_second() -> float:
+    """How fast memory is read and written by what goes over it in place, as the optimizer does."""
+    import tensorflow as tf
+
+    total, more = tf.Variable(tf.zeros([1 << 27])), tf.ones([1 << 27])
+    seconds = []
+    for _ in range(6):
+        begin = time.perf_counter()
+        total.assign_add(more)
+        seconds.append(time.perf_counter() - begin)
+    return 3 * 4 * (1 << 27) / min(seconds) / 1e9
+
+
 def main() -> None:
     (layers, hidden), (rows, length) = sizes(_MODEL), sizes(_BATCH)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # one operation at a time
@@ -80,15 +102,22 @@ def main() -> None:
         training.run(batches, _STEPS.value)
         tf.profiler.experimental.stop()
         found = milliseconds_by_kind(directory, _STEPS.value)
+    bandwidth = gigabytes_per_second()
     gflop = training_gflop(config, rows, length, predictions)
     print(f"A step of {gflop:.0f} GFLOP takes {1e3 * seconds:.0f} ms with one operation at a time.")
     print(
         f"A product of 2048 x 2048 runs at {plain:.0f} GFLOP/s; at that speed it would be {1e3 * gflop / plain:.0f} ms."
     )
     print("| | ms |\n|---|---|")
-    for kind, time in found.items():
-        if time > 1.0:
-            print(f"| {kind} | {time:.0f} |")
+    for kind, milliseconds in found.items():
+        if milliseconds > 1.0:
+            print(f"| {kind} | {milliseconds:.0f} |")
+    products = sum(found[kind] for kind in _PRODUCTS)
+    gigabytes = _BYTES_OF_STEP * training.model.count_params() / 1e9
+    updating = 1e3 * gigabytes / bandwidth
+    print(f"The products alone take {products:.0f} ms.")
+    print(f"The optimizer moves {gigabytes:.2f} GB, at {bandwidth:.0f} GB/s, in {updating:.0f} ms at the least.")
+    print(f"A step of nothing else would be at {1e3 * gflop / plain / (products + updating):.2f} of the plain product.")
 
 
 if __name__ == "__main__":
