@@ -136,7 +136,7 @@ def _inference(name: str, inputs: Inputs, model: dict, size: str, num_lines: int
             Goal("transformers", at_least=1.3, against=(transformers,)),
             Goal("onnxruntime", at_least=1.0, against=(onnxruntime,)),
         ),
-        turns=Turns(count=num_lines, wanted=2 if num_lines < 1000 else 3),
+        turns=Turns(count=num_lines, wanted=2),
     )
 
 
