@@ -289,12 +289,14 @@ def main() -> None:
     drawn = texts_to_draw() if _ATTENTION_PLOT.value else {}
 
     command_line.load_tensorflow()  # late, so that --help does not wait for it
-    from tasks.vectors import TextEncoder, choose_layers, compute_batches_on_a_core_each
+    from tasks.vectors import TextEncoder, choose_layers, compute_batches_on_a_core_each, num_cores
     from training.memory import keep_freed_memory
     from training.memory_estimate import num_parameters
 
     keep_freed_memory()
-    if (num_lines or 2 * len(examples)) >= 2 * _BATCH_SIZE.value * os.cpu_count():  # each core gets its share
+    num_batches = (num_lines or 2 * len(examples)) // _BATCH_SIZE.value
+    # Each core has to get its share. Vectors of tokens are so large that only few batches are under way.
+    if pooling() != "none" and num_batches >= 2 * num_cores():
         compute_batches_on_a_core_each()
     encoder = TextEncoder.load(
         _INIT_CHECKPOINT.value,

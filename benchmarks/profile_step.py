@@ -25,7 +25,7 @@ _STEPS = flags.DEFINE_integer("steps", 5, "How many steps to look at.", lower_bo
 
 # Kinds of operations, by the names of TensorFlow's kernels; what has no kind is told by its name.
 _KINDS = {
-    "products with weights": ("_MklMatMul", "_MklNativeFusedMatMul", "_MklEinsum", "MatMul", "Einsum"),
+    "products with weights": ("_MklMatMul", "_MklNativeFusedMatMul", "MatMul"),
     "products of attention": ("_MklBatchMatMulV2", "BatchMatMulV2"),
     "gelu, norms, dropout and Adam, by XLA": ("ExecuteAsyncOnStream",),
     "norm of the gradients": ("L2Loss",),

@@ -26,7 +26,8 @@ def training_graphs(
         model = PretrainingModel(config, seed=1, recompute=recompute, dtype=dtype)
         built = OPTIMIZERS[optimizer](WarmupLinearDecay(1e-4, 100, 10), skip_nonfinite=True)
         built.build(model.trainable_variables)
-    step = TrainStep(strategy, model, PretrainingTask(), built, seed=1, parts=parts)
+    # As on a TPU, where all of the step is compiled, and nothing in it by itself as on CPUs.
+    step = TrainStep(strategy, model, PretrainingTask(), built, seed=1, parts=parts, jit_compile=True)
     sequence, predictions = tf.TensorSpec([4, 16], tf.int32), tf.TensorSpec([4, 3], tf.int32)
     batch = {
         "input_ids": sequence,

@@ -251,7 +251,7 @@ class TextEncoder:
         """
         wanted = self.encode(queries, pooling, layers, normalize=True, batch_size=batch_size)  # [queries, D]
         best: list[list[tuple[float, int, Text]]] = [[] for _ in wanted]  # heaps: the worst of the best comes first
-        texts, kept = itertools.tee(_several(texts))  # keeps a chunk of them
+        texts, kept = itertools.tee(_several(texts))  # keeps two chunks of them
         vectors = self.vectors(texts, pooling, layers, True, batch_size, progress)
         for number, (text, vector) in enumerate(zip(kept, vectors, strict=True)):
             if not "".join(text).strip():
@@ -298,7 +298,8 @@ class TextEncoder:
     def _in_chunks(self, rows: Iterable[Features], run, bytes_of, batch_size: int, progress: Progress | None):
         """Runs rows that are about as long as each other together, and gives what came of them in their order.
 
-        Several batches run at the same time, and the rows of the next chunk are made meanwhile.
+        Several batches run at the same time, and the rows of the next chunk are made meanwhile. They run in threads of
+        their own, to which a `tf.device` of the caller does not come along.
         """
 
         def run_batch(chunk: list[Features], numbers: np.ndarray):
@@ -309,7 +310,7 @@ class TextEncoder:
         def begin(chunk: list[Features]):
             plan = evaluation_plan(np.array([len(row.input_ids) for row in chunk]), BatchSize(batch_size), True)
             batches = [numbers[numbers != FILLER] for numbers in plan]
-            return len(chunk), batches, pool.map(functools.partial(run_batch, chunk), batches)
+            return len(chunk), batches, workers.map(functools.partial(run_batch, chunk), batches)
 
         def results(size: int, batches: list[np.ndarray], found: Iterator[list]) -> list:
             ordered = [None] * size
@@ -320,7 +321,7 @@ class TextEncoder:
                     progress(len(numbers))
             return ordered
 
-        pool, running = ThreadPoolExecutor(_batches_at_once(), "vectors"), None
+        workers, running = ThreadPoolExecutor(_batches_at_once(), "vectors"), None
         try:
             for chunk in _chunks(rows, batch_size * _BATCHES_PER_CHUNK, bytes_of):
                 begun = begin(chunk)
@@ -330,7 +331,7 @@ class TextEncoder:
             if running:
                 yield from results(*running)
         finally:  # whoever stops early, or has an error, waits for no more than what is being computed
-            pool.shutdown(cancel_futures=True)
+            workers.shutdown(cancel_futures=True)
 
     def run(self, batch: dict[str, tf.Tensor], layers: tuple[int, ...], pooling: str) -> tf.Tensor:
         """One batch: [B, L, T, H] for the pooling none, [B, D] for cls, mean and max."""
@@ -439,8 +440,13 @@ def compute_batches_on_a_core_each() -> None:
 
 def _batches_at_once() -> int:
     if tf.config.threading.get_intra_op_parallelism_threads() == 1:
-        return os.cpu_count() + 1  # so that no core is without one while Python fetches the next
+        return num_cores() + 1  # so that no core is without one while Python fetches the next
     return _BATCHES_AT_ONCE
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _several(texts: Iterable[Text]) -> Iterable[Text]:

@@ -78,7 +78,7 @@ class TrainStep:
         self._seed = seed
         self._parts = parts
         self._loss_scale = loss_scale
-        is_on_cpu = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
+        is_on_cpu = strategy.num_replicas_in_sync == 1 and not any(map(tf.config.list_logical_devices, ("GPU", "TPU")))
         self._elementwise = contextlib.nullcontext
         if is_on_cpu and not jit_compile:
             of_many_lengths = model.count_params() >= _MANY_WEIGHTS

@@ -1,6 +1,5 @@
 """Our side of inference: vectors of texts, in Keras, as a SavedModel and as TFLite."""
 
-import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from serving import saved_model, tflite
 from serving.vectors import VectorService, VectorSettings
-from tasks.vectors import TextEncoder, compute_batches_on_a_core_each, load_encoder
+from tasks.vectors import TextEncoder, compute_batches_on_a_core_each, load_encoder, num_cores
 from training.memory import keep_freed_memory
 
 _LINES_PER_REQUEST = 256
@@ -73,7 +72,7 @@ def saved_model_vectors(lines_file: str, vocab_file: str, max_seq_length: int, m
         def ask(numbers: list[int]) -> None:
             vectors[numbers] = answer(text=tf.constant([lines[number] for number in numbers]))["vector"].numpy()
 
-        with ThreadPoolExecutor(os.cpu_count() + 1) as pool:
+        with ThreadPoolExecutor(num_cores() + 1) as pool:
             list(pool.map(ask, requests))
         return vectors
 

@@ -3,7 +3,6 @@ import functools
 import importlib.util
 import itertools
 import json
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from tasks import vectors
 from tasks.vector_files import write_token_vectors, write_vectors
-from tasks.vectors import TextEncoder, TokenVectors, correlations
+from tasks.vectors import TextEncoder, TokenVectors, correlations, num_cores
 
 WORDS = ["the", "old", "ship", "wave", "sail", "tide", "field", "horse", "barn", "hill", "##s", "."]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -195,7 +194,7 @@ def test_streams_in_chunks(encoder, monkeypatch):
     assert len(taken) == 3
 
 
-@pytest.mark.parametrize(("cores_of_batch", "at_once"), [(0, 2), (1, os.cpu_count() + 1)])
+@pytest.mark.parametrize(("cores_of_batch", "at_once"), [(0, 2), (1, num_cores() + 1)])
 def test_batches_run_at_the_same_time(encoder, monkeypatch, cores_of_batch, at_once):
     """So many, and each result is that of its text."""
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: cores_of_batch)

@@ -124,6 +124,7 @@ def test_a_tpu_could_compile_it(options):
     graphs = training_graphs(**options)
     names = operations(graphs)
     assert "SparseSoftmaxCrossEntropyWithLogits" in names
+    assert ("ResourceApplyAdam" in names) == ("optimizer" not in options)  # Adam as it is on TPUs, not as on CPUs
     assert without_kernel(names) == []
     assert of_unknown_shape(graphs) == []
 
