@@ -322,6 +322,7 @@ def memory(
 ) -> dict[str, str]:
     """For --dry_run: what a step will take on each device."""
     from training.memory_estimate import estimate
+    from training.strategy import is_one_cpu
 
     taken = estimate(
         config,
@@ -331,6 +332,7 @@ def memory(
         dtype=_DTYPE.value,
         recompute=_RECOMPUTE_ACTIVATIONS.value,
         parts=parts(),
+        on_one_cpu=is_one_cpu(strategy),
     )
     activations = taken.activations / 1e9
     return {

@@ -51,7 +51,7 @@ class Setting:
     def predictions(self) -> int:
         return self.seq_length * 20 // 128  # as many masked words as the original's defaults have
 
-    def estimate(self):
+    def estimate(self, on_one_cpu: bool):
         from modeling.config import BertConfig
         from training.memory_estimate import estimate
 
@@ -63,6 +63,7 @@ class Setting:
             self.dtype,
             self.recompute,
             self.parts,
+            on_one_cpu,
         )
 
 
@@ -125,7 +126,7 @@ def tell_what_fits() -> None:
 
 def largest_batch(preset: str, length: int, options: tuple[str, ...], room: float) -> int:
     rows = 0
-    while Setting.read("/".join((preset, f"{rows + 1}x{length}", *options))).estimate().total <= room:
+    while Setting.read("/".join((preset, f"{rows + 1}x{length}", *options))).estimate(on_one_cpu=False).total <= room:
         rows += 1
     return rows
 
@@ -140,7 +141,7 @@ def main() -> None:
     settings = {text: Setting.read(text) for text in _SETTINGS.value}
     print("| | measured, MB | estimated, MB | of that activations |\n|---|---|---|---|")
     for text, setting in settings.items():
-        taken = setting.estimate()
+        taken = setting.estimate(on_one_cpu=not _JIT_COMPILE.value)
         megabytes = (measured_elsewhere(text) / 1e6, taken.total / 1e6, taken.activations / 1e6)
         print(f"| {text.replace('/', ' ')} | " + " | ".join(f"{value:,.0f}" for value in megabytes) + " |", flush=True)
 

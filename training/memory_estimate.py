@@ -6,11 +6,11 @@ from modeling.config import BertConfig
 
 # What a block keeps of each token for the backward pass: vectors of the hidden size, vectors of the intermediate size,
 # and rows of attention, one a head. Fitted to what `python -m benchmarks.memory` measures (docs/memory.md).
-_HIDDEN_VECTORS = 9.1
-_WIDE_VECTORS = 3.0
-_ATTENTION_ROWS = 1.6
-_ATTENTION_ROWS_WHILE_RECOMPUTING = 3.0  # of the one block that is computed again, with its gradients
-_BUFFERS = 150e6  # of everything else
+_HIDDEN_VECTORS = 8.5
+_WIDE_VECTORS = 2.0
+_ATTENTION_ROWS = 1.5
+_COPIES_WHILE_RECOMPUTING = 1.7  # of the one block that is computed again: with its gradients
+_BUFFERS = 325e6  # of everything else
 
 
 class Estimate(NamedTuple):
@@ -28,6 +28,7 @@ def estimate(
     dtype: str = "float32",
     recompute: bool = False,
     parts: int = 1,
+    on_one_cpu: bool = False,
 ) -> Estimate:
     """What the weights, gradients, Adam's two averages and the activations of one device come to.
 
@@ -39,22 +40,22 @@ def estimate(
         dtype: float32, mixed_bfloat16 or mixed_float16.
         recompute: whether blocks keep only their input.
         parts: in how many parts the device goes through its sequences.
+        on_one_cpu: whether that is all there is, so that a clipped gradient is never kept (training/optimizer.py).
     """
     width = 4 if dtype == "float32" else 2
     tokens = -(-batch_size // parts) * seq_length
     vectors = tokens * (_HIDDEN_VECTORS * config.hidden_size + _WIDE_VECTORS * config.intermediate_size)
-    attention_row = tokens * config.num_attention_heads * seq_length
+    block = vectors + _ATTENTION_ROWS * tokens * config.num_attention_heads * seq_length
     if recompute:
-        inputs = config.num_hidden_layers * tokens * config.hidden_size
-        blocks = inputs + vectors + _ATTENTION_ROWS_WHILE_RECOMPUTING * attention_row
+        blocks = config.num_hidden_layers * tokens * config.hidden_size + _COPIES_WHILE_RECOMPUTING * block
     else:
-        blocks = config.num_hidden_layers * (vectors + _ATTENTION_ROWS * attention_row)
+        blocks = config.num_hidden_layers * block
     # Scores of the vocabulary, their softmax and their gradient are float32 in any case.
     vocabulary = 3 * 4 * (tokens // seq_length) * predictions * config.vocab_size
     activations = width * blocks + vocabulary
     # Weights, gradients, clipped gradients and two averages; sums of gradients before and after a part; a narrow copy
     # in half precision.
-    copies = 5 * 4 + (8 if parts > 1 else 0) + (0 if width == 4 else width)
+    copies = 4 * (4 if on_one_cpu else 5) + (8 if parts > 1 else 0) + (0 if width == 4 else width)
     return Estimate(num_parameters(config) * copies + activations + _BUFFERS, activations)
 
 

@@ -19,6 +19,7 @@ from training.bad_steps import BadSteps
 from training.graphs import gradients_not_kept, summed_over_steps
 from training.loss_scale import DynamicLossScale
 from training.optimizer import in_all_replicas
+from training.strategy import is_one_cpu
 
 # Of a model whose steps are long enough to earn back that something is compiled for each length of its batches: about a
 # second, for which MiniLM (22 M) takes a dozen steps.
@@ -78,9 +79,8 @@ class TrainStep:
         self._seed = seed
         self._parts = parts
         self._loss_scale = loss_scale
-        is_on_cpu = strategy.num_replicas_in_sync == 1 and not any(map(tf.config.list_logical_devices, ("GPU", "TPU")))
         self._elementwise = contextlib.nullcontext
-        if is_on_cpu and not jit_compile:
+        if is_one_cpu(strategy) and not jit_compile:
             of_many_lengths = model.count_params() >= _MANY_WEIGHTS
             self._elementwise = functools.partial(compiled_by_xla, of_many_lengths)
         with strategy.scope():

@@ -117,3 +117,9 @@ def _connect_to_tpu(address: TpuAddress) -> tf.distribute.Strategy:
             strategy.num_replicas_in_sync,
         )
     return strategy
+
+
+def is_one_cpu(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a CPU computes all of it, as one device: what lies between the products is compiled for it, see
+    training/step.py."""
+    return strategy.num_replicas_in_sync == 1 and not any(map(tf.config.list_logical_devices, ("GPU", "TPU")))
