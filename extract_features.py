@@ -289,7 +289,8 @@ def main() -> None:
     drawn = texts_to_draw() if _ATTENTION_PLOT.value else {}
 
     command_line.load_tensorflow()  # late, so that --help does not wait for it
-    from tasks.vectors import TextEncoder, choose_layers, compute_batches_on_a_core_each, num_cores
+    from tasks.many_texts import compute_batches_on_a_core_each, num_cores
+    from tasks.vectors import TextEncoder, choose_layers
     from training.memory import keep_freed_memory
     from training.memory_estimate import num_parameters
 

@@ -8,9 +8,7 @@ import functools
 import heapq
 import itertools
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +16,13 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from data.batch_plans import FILLER, BatchSize, evaluation_plan
 from data.sentence_features import Features, SentenceEncoder
 from data.tokenization import FullTokenizer
 from modeling.checkpoint import load_checkpoint
 from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from tasks.asking import BATCH_SIGNATURE, to_batch
+from tasks.many_texts import Progress, run_in_chunks
 from tasks.pretrained import Pretrained
 
 POOLINGS = ("none", "cls", "mean", "max", "second_to_last", "concat_last_4")
@@ -32,17 +30,7 @@ POOLINGS = ("none", "cls", "mean", "max", "second_to_last", "concat_last_4")
 # Poolings that are a mean of certain layers under a name of their own.
 _MEANS_OF_LAYERS = {"second_to_last": (-2,), "concat_last_4": (-1, -2, -3, -4)}
 
-# Texts of so many batches are sorted by length together. Results wait for the last of them, since they are given in the
-# order of the texts; so a chunk ends sooner where its results would be large.
-_BATCHES_PER_CHUNK = 64
-_CHUNK_BYTES = 128 << 20
-
-# Batches that are computed at the same time, where each has all cores: while one waits for its slowest core, or does
-# what only one core can do, the other goes on.
-_BATCHES_AT_ONCE = 2
-
 Text = str | tuple[str, str]
-Progress = Callable[[int], object]
 
 
 class TokenVectors(NamedTuple):
@@ -167,7 +155,7 @@ class TextEncoder:
             return iter(_normalized(vectors) if normalize else vectors)
 
         num_bytes = 4 * len(chosen) * self.config.hidden_size
-        return self._in_chunks(self.rows(texts), run, lambda row: num_bytes, batch_size, progress)
+        return run_in_chunks(self.rows(texts), run, lambda row: num_bytes, batch_size, progress)
 
     def token_vectors(
         self,
@@ -197,7 +185,7 @@ class TextEncoder:
                 yield TokenVectors(self._tokenizer.convert_ids_to_tokens(ids), of_row[:, : len(ids)].copy())
 
         bytes_of_token = 4 * len(chosen) * self.config.hidden_size
-        return self._in_chunks(rows, run, lambda row: len(row.input_ids) * bytes_of_token, batch_size, progress)
+        return run_in_chunks(rows, run, lambda row: len(row.input_ids) * bytes_of_token, batch_size, progress)
 
     def attention(
         self,
@@ -233,7 +221,7 @@ class TextEncoder:
                 yield TokenAttention(tokens, chosen, kept)
 
         bytes_of_pair = 4 * len(chosen) * self.config.num_attention_heads
-        return self._in_chunks(rows, run, lambda row: len(row.input_ids) ** 2 * bytes_of_pair, batch_size, progress)
+        return run_in_chunks(rows, run, lambda row: len(row.input_ids) ** 2 * bytes_of_pair, batch_size, progress)
 
     def nearest(
         self,
@@ -294,44 +282,6 @@ class TextEncoder:
                 number + 1,
                 self.max_seq_length,
             )
-
-    def _in_chunks(self, rows: Iterable[Features], run, bytes_of, batch_size: int, progress: Progress | None):
-        """Runs rows that are about as long as each other together, and gives what came of them in their order.
-
-        Several batches run at the same time, and the rows of the next chunk are made meanwhile. They run in threads of
-        their own, to which a `tf.device` of the caller does not come along.
-        """
-
-        def run_batch(chunk: list[Features], numbers: np.ndarray):
-            # Not rounded up: at twenty pieces a line, multiples of 8 would be a seventh more work.
-            length = max(len(chunk[number].input_ids) for number in numbers)
-            return list(run([chunk[number] for number in numbers], length))
-
-        def begin(chunk: list[Features]):
-            plan = evaluation_plan(np.array([len(row.input_ids) for row in chunk]), BatchSize(batch_size), True)
-            batches = [numbers[numbers != FILLER] for numbers in plan]
-            return len(chunk), batches, workers.map(functools.partial(run_batch, chunk), batches)
-
-        def results(size: int, batches: list[np.ndarray], found: Iterator[list]) -> list:
-            ordered = [None] * size
-            for numbers, of_batch in zip(batches, found, strict=True):
-                for number, result in zip(numbers, of_batch, strict=True):
-                    ordered[number] = result
-                if progress is not None:
-                    progress(len(numbers))
-            return ordered
-
-        workers, running = ThreadPoolExecutor(_batches_at_once(), "vectors"), None
-        try:
-            for chunk in _chunks(rows, batch_size * _BATCHES_PER_CHUNK, bytes_of):
-                begun = begin(chunk)
-                if running:
-                    yield from results(*running)
-                running = begun
-            if running:
-                yield from results(*running)
-        finally:  # whoever stops early, or has an error, waits for no more than what is being computed
-            workers.shutdown(cancel_futures=True)
 
     def run(self, batch: dict[str, tf.Tensor], layers: tuple[int, ...], pooling: str) -> tf.Tensor:
         """One batch: [B, L, T, H] for the pooling none, [B, D] for cls, mean and max."""
@@ -427,44 +377,10 @@ def correlations(cosines: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     }
 
 
-def compute_batches_on_a_core_each() -> None:
-    """Has TensorFlow use one core for a batch, and `TextEncoder` compute as many of them at once as there are cores.
-
-    That is the most texts a second on CPUs: no core waits for another one, only the first of them takes longer. To be
-    called before TensorFlow computes anything, since its threads are made then; what has to do with other things than
-    many texts is slower for it. Where there is a GPU, this does nothing.
-    """
-    if not tf.config.list_physical_devices("GPU"):
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-
-
-def _batches_at_once() -> int:
-    if tf.config.threading.get_intra_op_parallelism_threads() == 1:
-        return num_cores() + 1  # so that no core is without one while Python fetches the next
-    return _BATCHES_AT_ONCE
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def _several(texts: Iterable[Text]) -> Iterable[Text]:
     if isinstance(texts, str):
         raise ValueError(f"A list of texts is wanted, not one text: write [{texts[:40]!r}].")
     return texts
-
-
-def _chunks(rows: Iterable[Features], most_rows: int, bytes_of: Callable[[Features], int]) -> Iterator[list[Features]]:
-    chunk, num_bytes = [], 0
-    for row in rows:
-        chunk.append(row)
-        num_bytes += bytes_of(row)
-        if len(chunk) == most_rows or num_bytes >= _CHUNK_BYTES:
-            yield chunk
-            chunk, num_bytes = [], 0
-    if chunk:
-        yield chunk
 
 
 def _normalized(vectors: np.ndarray) -> np.ndarray:

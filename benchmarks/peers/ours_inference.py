@@ -14,7 +14,8 @@ from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
 from serving import saved_model, tflite
 from serving.vectors import VectorService, VectorSettings
-from tasks.vectors import TextEncoder, compute_batches_on_a_core_each, load_encoder, num_cores
+from tasks.many_texts import compute_batches_on_a_core_each, num_cores
+from tasks.vectors import TextEncoder, load_encoder
 from training.memory import keep_freed_memory
 
 _LINES_PER_REQUEST = 256

@@ -18,9 +18,10 @@ from data.tokenization import FullTokenizer
 from modeling.checkpoint import load_checkpoint, save_checkpoint
 from modeling.config import BertConfig
 from modeling.encoder import BertEncoder
-from tasks import vectors
+from tasks import many_texts
+from tasks.many_texts import num_cores
 from tasks.vector_files import write_token_vectors, write_vectors
-from tasks.vectors import TextEncoder, TokenVectors, correlations, num_cores
+from tasks.vectors import TextEncoder, TokenVectors, correlations
 
 WORDS = ["the", "old", "ship", "wave", "sail", "tide", "field", "horse", "barn", "hill", "##s", "."]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -180,7 +181,7 @@ def test_streams_in_chunks(encoder, monkeypatch):
             taken.append(number)
             yield TEXTS[number % len(TEXTS)]
 
-    monkeypatch.setattr(vectors, "_BATCHES_PER_CHUNK", 3)
+    monkeypatch.setattr(many_texts, "_BATCHES_PER_CHUNK", 3)
     done = []
     stream = encoder.vectors(endless(), batch_size=2, progress=done.append)
     first = [next(stream) for _ in range(13)]
@@ -189,7 +190,7 @@ def test_streams_in_chunks(encoder, monkeypatch):
     assert done == [2] * 9
 
     taken.clear()
-    monkeypatch.setattr(vectors, "_CHUNK_BYTES", 4 * 8 * 7)  # 7 tokens of 8 numbers: the first text has 6, then 4
+    monkeypatch.setattr(many_texts, "_CHUNK_BYTES", 4 * 8 * 7)  # 7 tokens of 8 numbers: the first text has 6, then 4
     next(encoder.token_vectors(endless(), batch_size=2))
     assert len(taken) == 3
 
